@@ -1,0 +1,78 @@
+"""This file is what goes into and comes out of one step, as host data. It does not know messages: the
+worker translates between the wire's form and this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+def no_ints() -> Ints:
+    return np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; the same fields and meanings as `messages.types.Sampling`."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    choice: int = 0
+    logprobs: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOpen:
+    """A sequence that enters a slot: `tokens[:prompt_len]` are the prompt, the rest was generated
+    before; the KV of the first `cached_len` is already in `pages`."""
+
+    slot: int
+    tokens: Ints
+    prompt_len: int
+    cached_len: int
+    pages: Ints
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One forward; see `messages.worker.Step` for the order of application."""
+
+    slots: Ints  # [rows]
+    counts: Ints  # [rows] tokens to compute
+    opened: list[SlotOpen] = field(default_factory=list)
+    closed: Ints = field(default_factory=no_ints)
+    grown_slots: Ints = field(default_factory=no_ints)
+    grown_pages: Ints = field(default_factory=no_ints)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    token_id: int
+    logprob: float
+    best: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """`tokens[i]` was sampled for `slots[i]`."""
+
+    slots: Ints
+    tokens: Ints
+    logprobs: list[TokenLogprobs | None] | None = None  # None: no row asked

@@ -1,0 +1,132 @@
+"""This file holds the settings: one frozen section per room. Command-line flags and the TOML file are
+generated from these fields (`doc` is the help text). It does not know how values are found or
+settled: `actors/resolve.py` does, and returns a new struct; nothing mutates one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the sections."""
+
+
+class ModelConfig(Section):
+    path: str = ""  # directory or .gguf file; settled before the tree starts
+    name: str = ""  # what /v1/models calls it
+    dtype: str = "auto"  # auto | quantized | bfloat16 | float16 | float32
+    device: str = "auto"
+    load_format: str = "auto"  # auto | safetensors | gguf | dummy
+    context_len: NonNegative = 0  # 0: the model's own
+    seed: int = 0  # of dummy weights
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    port: NonNegative = 8000  # 0: any free port
+    http: bool = True  # False: the tree without HTTP (Engine)
+    open_max: Positive = 10_000  # open requests
+    body_bytes_max: Positive = 8 << 20
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 30.0
+    keep_alive_s: Seconds = 30.0
+    stream_bytes_max: Positive = 1 << 20  # unread by one client
+    stream_stall_s: Seconds = 60.0  # how long a client may leave its stream unread
+    choices_max: Positive = 128
+    prompts_max: Positive = 256
+    stops_max: Positive = 16
+    stop_chars_max: Positive = 1024
+    default_max_tokens: NonNegative = 0  # 0: what is left of the context
+
+
+class TokenizerConfig(Section):
+    threads: Positive = 2
+    queued_max: Positive = 4096
+    chat_template: str = ""  # a file that replaces the model's
+    chars_per_token_max: Positive = 64  # a longer prompt is refused before it is encoded
+
+
+class SchedulerConfig(Section):
+    running_max: Positive = 64
+    queued_max: Positive = 1024
+    prefill_budget: Positive = 512  # tokens one step may compute
+    policy: str = "lpm"  # fcfs | lpm
+    max_inflight: Positive = 2
+
+
+class CacheConfig(Section):
+    page_size: Positive = 16
+    kv_tokens: NonNegative = 0  # 0: sized from memory
+    prefix_cache: bool = True
+    eviction: str = "lru"
+
+
+class WorkerConfig(Section):
+    threads: NonNegative = 0  # 0: as many as cores
+    attention: str = "auto"
+    memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+
+
+class LogConfig(Section):
+    dir: str = ""  # empty: a directory per run in the user's state directory
+    level: str = "info"
+    file_bytes_max: Positive = 16 << 20
+    files_max: Positive = 4
+
+
+class RuntimeConfig(Section):
+    placement: str = "processes"  # inline | threads | processes
+    seed: int = 0
+    encode_always: bool = False  # messages are encoded and decoded even within one process
+    start_timeout_s: Seconds = 300.0
+    drain_s: Seconds = 30.0
+    heartbeat_s: Seconds = 0.25
+    hang_s: Seconds = 2.0
+    check: bool = False  # actors run their cores' check() when idle
+
+
+class Paths(Section):
+    """Where each room's peers are in the tree."""
+
+    metrics: str = "metrics"
+    worker: str = "replica/worker"
+    cache: str = "replica/cache"
+    scheduler: str = "replica/scheduler"
+    detokenizer: str = "detokenizer"
+    router: str = "router"
+    tokenizer: str = "tokenizer"
+    gateway: str = "gateway"
+
+
+class Config(Section):
+    model: ModelConfig = ModelConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
+    worker: WorkerConfig = WorkerConfig()
+    log: LogConfig = LogConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "GatewayConfig",
+    "LogConfig",
+    "ModelConfig",
+    "Paths",
+    "RuntimeConfig",
+    "SchedulerConfig",
+    "Section",
+    "TokenizerConfig",
+    "WorkerConfig",
+]

@@ -1,0 +1,40 @@
+"""This file is the detokenizer's mailbox."""
+
+from __future__ import annotations
+
+from messages.base import Address, Message, Part
+from messages.types import FinishReason, Int32s, Logprob, Problem, StopRules, Usage
+
+
+class Open(Part):
+    """A request whose tokens will follow."""
+
+    request: str
+    attempt: int
+    reply_to: Address  # the gateway
+    stop: StopRules
+    emitted: Int32s = b""  # tokens the client already has: replayed, not sent
+
+
+class Tail(Part):
+    """New tokens of one request: [`index`, `index + len(tokens)`) of its output; perhaps its end."""
+
+    request: str
+    attempt: int
+    index: int
+    tokens: Int32s = b""
+    logprobs: tuple[Logprob, ...] = ()
+    finish: FinishReason | None = None
+    matched: int | None = None  # the stop id that ended it; its token is not part of the text
+    usage: Usage | None = None  # with `finish`
+    problem: Problem | None = None  # with finish == ERROR
+
+
+class Tokens(Message):
+    """All that one step brought: first `opened`, then `rows`, in order."""
+
+    rows: tuple[Tail, ...] = ()
+    opened: tuple[Open, ...] = ()
+
+
+In = Tokens  # a union of one

@@ -1,0 +1,73 @@
+"""This file is the gateway's mailbox.
+
+A request is one sequence: the gateway splits `n` choices and several prompts into one each. It ends
+in exactly one terminal message: a `Delta` with `finish`, or `Failed`. Whatever carries an older
+`attempt` than the gateway's record is dropped.
+"""
+
+from __future__ import annotations
+
+from messages.base import Message, Part
+from messages.types import FinishReason, Logprob, Problem, Usage
+
+
+class TokenLogprob(Part):
+    """A `Logprob` whose ids have been turned into bytes by the detokenizer."""
+
+    token: bytes
+    token_id: int
+    logprob: float
+    best: tuple[tuple[bytes, int, float], ...] = ()
+
+
+class Delta(Part):
+    """New text of one request: tokens [`index`, `index + token_count`) of its output."""
+
+    request: str
+    attempt: int
+    index: int
+    token_count: int
+    text: str = ""
+    token_ids: bytes = b""  # Int32s, where StopRules.want_token_ids
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    matched: str | int | None = None  # the stop string or id that ended it
+    usage: Usage | None = None  # with `finish`
+    problem: Problem | None = None  # with finish == ERROR
+
+
+class Deltas(Message):
+    """All that one step brought for one gateway."""
+
+    rows: tuple[Delta, ...]
+
+
+class Encoded(Message):
+    """From the tokenizer: the prompt is valid and on its way. `prompt_ids` where it was asked for."""
+
+    request: str
+    attempt: int
+    prompt_tokens: int
+    prompt_ids: bytes = b""
+
+
+class Failed(Message):
+    """The request ends here. Terminal."""
+
+    request: str
+    attempt: int
+    problem: Problem
+
+
+In = Deltas | Encoded | Failed
+
+__all__ = [
+    "Delta",
+    "Deltas",
+    "Encoded",
+    "Failed",
+    "FinishReason",
+    "In",
+    "Logprob",
+    "TokenLogprob",
+]

@@ -1,0 +1,87 @@
+"""This file is the scheduler's mailbox."""
+
+from __future__ import annotations
+
+from messages.base import Address, Message
+from messages.types import Int32s, Sampling, StopRules
+from messages.worker import StepDone, StepFailed
+
+
+class Submit(Message):
+    """A request to run: prompt ids, and for a resumed attempt the tokens that it already made."""
+
+    request: str
+    attempt: int
+    reply_to: Address  # the gateway
+    prompt: Int32s
+    sampling: Sampling
+    stop: StopRules
+    emitted: Int32s = b""
+    namespace: str = ""
+    priority: int = 0
+
+
+class Cancel(Message):
+    """End the request, free its pages; the acknowledgement is its terminal `Delta` (ABORT).
+
+    For a request that the scheduler does not know there is none: its terminal message is already on
+    its way.
+    """
+
+    request: str
+    attempt: int
+
+
+class StopMet(Message):
+    """From the detokenizer: a stop string was completed by output token `token_count - 1`."""
+
+    request: str
+    attempt: int
+    token_count: int
+
+
+class Acquired(Message):
+    """From the cache: the request holds all that it asked for.
+
+    `pages` cover [0, len): the first `cached_len // page_size` of them are shared and already
+    computed, the others are its own.
+    """
+
+    request: str
+    attempt: int
+    cached_len: int
+    pages: Int32s
+
+
+class Deferred(Message):
+    """From the cache: not now. `behind` names a request that is computing the same prefix, or None
+    when there are not enough pages; ask again after the next `Freed` or when `behind` is through."""
+
+    request: str
+    attempt: int
+    behind: str | None = None
+
+
+class Granted(Message):
+    """From the cache, for `Reserve`: pages for decode growth, perhaps fewer than asked for."""
+
+    pages: Int32s
+
+
+class Freed(Message):
+    """From the cache: pages became available (sent only after a `Deferred` or a short `Granted`)."""
+
+    available_count: int
+
+
+In = (
+    Submit
+    | Cancel
+    | StopMet
+    | Acquired
+    | Deferred
+    | Granted
+    | Freed
+    | StepDone
+    | StepFailed
+)

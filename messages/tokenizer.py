@@ -1,0 +1,49 @@
+"""This file is the tokenizer's mailbox."""
+
+from __future__ import annotations
+
+from messages.base import Address, Message, Part
+from messages.types import Int32s, Sampling, StopRules
+
+
+class Chat(Part):
+    """A conversation to be rendered by the model's template."""
+
+    messages_json: bytes  # the array of messages, as the template sees it (parts already joined)
+    tools_json: bytes = b""
+    template_kwargs_json: bytes = b""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class Encode(Message):
+    """Turn a prompt into ids, check the context limit, and pass it on to the router.
+
+    Exactly one of `chat`, `text`, `ids` is set. Refusals go to `reply_to` as `gateway.Failed`.
+    `max_tokens` None in the request is given here as `sampling.max_tokens == 0`: the tokenizer fills
+    in what is left of the context.
+    """
+
+    request: str
+    attempt: int
+    reply_to: Address
+    sampling: Sampling
+    stop: StopRules
+    chat: Chat | None = None
+    text: str | None = None
+    ids: Int32s | None = None
+    add_special: bool = True
+    emitted: Int32s = b""  # tokens the client already has (a resumed attempt)
+    namespace: str = ""  # prefixes are only shared within one (cache salt, adapter)
+    want_prompt_ids: bool = False
+    priority: int = 0
+
+
+class Cancel(Message):
+    """The client has gone. Walks the same way as its request, so that it cannot overtake it."""
+
+    request: str
+    attempt: int
+
+
+In = Encode | Cancel

@@ -1,0 +1,99 @@
+"""This file holds the vocabulary that more than one room needs. No behaviour beyond validation.
+
+Buffers: token ids, page ids, slots and counts travel as raw little-endian int32 (`Int32s`), made by
+`pack` and read by `unpack`.
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable
+
+from messages.base import Part
+
+Int32s = bytes
+
+
+def pack(values: Iterable[int]) -> Int32s:
+    """Encodes ints in [-2**31, 2**31) as little-endian int32."""
+    return array("i", values).tobytes()
+
+
+def unpack(buffer: Int32s) -> array[int]:
+    """Decodes what `pack` made."""
+    values: array[int] = array("i")
+    values.frombytes(buffer)
+    return values
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end-of-sequence id, a stop id or a stop string
+    LENGTH = "length"  # the token limit or the context length
+    ABORT = "abort"  # cancelled by the client or the operator
+    ERROR = "error"
+
+
+class Sampling(Part):
+    """How to choose the tokens of one sequence. Validated at the gateway; see `messages/openai.py`."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # over generated tokens
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0  # always set: the gateway draws one where the client gave none
+    choice: int = 0  # noise is a function of (seed, position, choice)
+    logprobs: int | None = None  # None: none; k: the chosen token's and the k best
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int = 16
+
+
+class StopRules(Part):
+    """What ends the text, beside tokens. Read by the detokenizer."""
+
+    strings: tuple[str, ...] = ()
+    keep_match: bool = False  # leave the matched stop string in the text
+    min_tokens: int = 0  # a match that completes within the first `min_tokens` tokens does not count
+    skip_special: bool = True
+    want_token_ids: bool = False
+
+
+class Logprob(Part):
+    """One generated token's probability. `best` are (id, logprob), most likely first."""
+
+    token_id: int
+    logprob: float
+    best: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(Part):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Fault(enum.StrEnum):
+    """Whose fault a failure is, and so which HTTP status it gets."""
+
+    INVALID = "invalid"  # 400: the request is wrong
+    NOT_FOUND = "not_found"  # 404
+    TOO_LARGE = "too_large"  # 413
+    OVERLOADED = "overloaded"  # 503 with Retry-After
+    UNAVAILABLE = "unavailable"  # 503: a part is down
+    INTERNAL = "internal"  # 500
+
+
+class Problem(Part):
+    """A failure as the client will read it: no path, class name or traceback in `message`."""
+
+    fault: Fault
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None

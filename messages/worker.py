@@ -1,0 +1,81 @@
+"""This file is the worker's mailbox: the step protocol.
+
+A `Step` is a delta. The worker keeps, for each slot, the token table, page table, lengths and
+sampling state; the scheduler says only what changes. The worker grants `credits` steps in flight;
+the scheduler sends step n+1 before the result of n is here, and a decode row's input token is taken
+from the worker's own table. Steps are executed in order; each is answered by exactly one `StepDone`
+or `StepFailed` to its sender.
+"""
+
+from __future__ import annotations
+
+from messages.base import Message, Part
+from messages.types import Int32s, Logprob, Sampling
+
+
+class Row(Part):
+    """A sequence that enters a slot. Nothing of the slot's earlier tenant remains."""
+
+    slot: int
+    request: str
+    tokens: Int32s  # prompt + emitted
+    prompt_len: int  # tokens[prompt_len:] count as generated (penalties, positions of noise)
+    cached_len: int  # tokens whose KV the pages already hold
+    pages: Int32s
+    sampling: Sampling
+
+
+class Step(Message):
+    """One forward.
+
+    Order of application: `closed` slots are emptied, `opened` filled, `grown` pages appended, then
+    row i computes `counts[i]` further tokens of `slots[i]`. A row that reaches the end of its slot's
+    known tokens samples one token, which is appended to the table.
+    """
+
+    epoch: int  # which life of the scheduler this is; the worker starts afresh when it changes
+    step: int
+    slots: Int32s
+    counts: Int32s
+    opened: tuple[Row, ...] = ()
+    closed: Int32s = b""  # slots
+    grown_slots: Int32s = b""
+    grown_pages: Int32s = b""
+
+
+class StepDone(Message):
+    """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out."""
+
+    epoch: int
+    step: int
+    slots: Int32s
+    tokens: Int32s
+    logprobs: tuple[Logprob | None, ...] = ()  # empty, or one for each of `slots`
+    elapsed_us: int = 0
+
+
+class StepFailed(Message):
+    """The step did not run. `slots` are the rows at fault, or all of the step's."""
+
+    epoch: int
+    step: int
+    slots: Int32s
+    detail: str
+
+
+class Facts(Part):
+    """What the other rooms learn from the loaded model: the note of the worker's `Ready`."""
+
+    model: str
+    vocab_size: int
+    context_len: int
+    page_size: int
+    page_count: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    credits: int = 2
+    parameter_count: int = 0
+
+
+In = Step  # a union of one
