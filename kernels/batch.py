@@ -71,8 +71,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`tokens[i]` was sampled for `slots[i]`."""
+    """`tokens[i]` was sampled for `slots[i]`. `failed` are slots whose row alone went wrong (logits
+    that are not numbers): they got no token, and `detail` says why."""
 
     slots: Ints
     tokens: Ints
     logprobs: list[TokenLogprobs | None] | None = None  # None: no row asked
+    failed: Ints = field(default_factory=no_ints)
+    detail: str = ""

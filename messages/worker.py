@@ -44,7 +44,11 @@ class Step(Message):
 
 
 class StepDone(Message):
-    """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out."""
+    """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out.
+
+    `failed` are slots whose row alone went wrong (logits that are not numbers): they got no token,
+    and their requests end with an error; `detail` says why.
+    """
 
     epoch: int
     step: int
@@ -52,6 +56,8 @@ class StepDone(Message):
     tokens: Int32s
     logprobs: tuple[Logprob | None, ...] = ()  # empty, or one for each of `slots`
     elapsed_us: int = 0
+    failed: Int32s = b""
+    detail: str = ""
 
 
 class StepFailed(Message):

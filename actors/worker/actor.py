@@ -1,0 +1,151 @@
+"""This file is the worker: the only door from actors to `kernels`.
+
+It does not know requests, pages' owners or policies: it executes the steps that it is sent, in order,
+in one thread of its own, so that its loop answers while a forward runs. It holds no queue of its own
+beyond the credits that it grants (`Facts.credits`).
+
+Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
+empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from actors.runtime import Actor, Context, MailboxSpec
+from actors.worker import translate
+from kernels.runner import Runner, RunnerOptions
+from messages import worker
+from messages.base import Address
+from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
+
+FORWARD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A step that the forward thread is through with, and who asked for it."""
+
+    step: worker.Step
+    asker: Address
+    answer: worker.StepDone | worker.StepFailed | Exception
+
+
+class Worker(Actor):
+    """Executes steps on one rank."""
+
+    accepts = worker.In
+    private = Executed
+    mailbox = MailboxSpec(count_max=16)
+    offload_threads: ClassVar[dict[str, int]] = {"forward": 1}
+    context: Context
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        worker: WorkerConfig,
+        paths: Paths,
+    ) -> None:
+        self.model = model
+        self.options = RunnerOptions(
+            dtype=model.dtype,
+            device=model.device,
+            load_format=model.load_format,
+            context_len=model.context_len,
+            seed=model.seed,
+            page_size=cache.page_size,
+            kv_tokens=cache.kv_tokens,
+            slot_count=scheduler.running_max,
+            step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
+            attention=worker.attention,
+            threads=worker.threads,
+            memory_fraction=worker.memory_fraction,
+        )
+        self.runner: Runner
+        self.epoch: int | None = None
+
+    async def on_start(self) -> bytes:
+        self.runner = await self.context.in_thread(self.load, lane="forward")
+        facts = self.runner.facts
+        return msgspec.msgpack.encode(
+            worker.Facts(
+                model=facts.name,
+                vocab_size=facts.vocab_size,
+                context_len=facts.context_len,
+                page_size=facts.page_size,
+                page_count=facts.page_count,
+                eos_ids=facts.eos_ids,
+                dtype=facts.dtype,
+                device=facts.device,
+                credits=2,
+                parameter_count=facts.parameter_count,
+            )
+        )
+
+    def load(self) -> Runner:
+        """Runs in the forward thread: reads the weights and warms up."""
+        log = self.context.log
+        shown = 0
+
+        def progress(what: str, done: int, total: int) -> None:
+            nonlocal shown
+            tenth = 10 * done // max(total, 1)
+            if tenth != shown or done == total:
+                shown = tenth
+                log.info("loading", what=what, done=done, total=total)
+
+        runner = Runner.load(Path(self.model.path), self.options, progress)
+        runner.warm_up()
+        facts = runner.facts
+        log.info(
+            "model loaded",
+            model=facts.name,
+            dtype=facts.dtype,
+            device=facts.device,
+            pages=facts.page_count,
+            page_size=facts.page_size,
+        )
+        return runner
+
+    def on_step(self, message: worker.Step) -> None:
+        asker = self.context.sender
+        assert asker is not None, "a step without a sender cannot be answered"
+        self.context.offload(
+            lambda: self.execute(message),
+            lambda answer: Executed(message, asker, answer),
+            lane="forward",
+        )
+
+    def execute(self, step: worker.Step) -> worker.StepDone | worker.StepFailed:
+        """Runs in the forward thread: one step from wire to wire."""
+        if step.epoch != self.epoch:
+            self.runner.reset(keep_kv=True)
+            self.epoch = step.epoch
+        begin_s = time.perf_counter()
+        try:
+            output = self.runner.execute(translate.step_input(step))
+        except MemoryError as error:
+            return worker.StepFailed(
+                epoch=step.epoch,
+                step=step.step,
+                slots=step.slots,
+                detail=f"out of memory: {error}",
+            )
+        return translate.step_done(step, output, int((time.perf_counter() - begin_s) * 1e6))
+
+    def on_executed(self, message: Executed) -> None:
+        answer = message.answer
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, worker.StepDone):
+            self.context.observe(
+                "histrio_forward_seconds", answer.elapsed_us / 1e6, bounds=FORWARD_BOUNDS_S
+            )
+        self.context.ref(message.asker).tell(answer)
