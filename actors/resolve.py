@@ -1,0 +1,58 @@
+"""This file settles what the user left open: (config, facts about the machine) -> (config, why).
+
+It does not know how the facts were found; it reads no file and asks no device. What only the loaded
+model can tell (the size of the KV pool, the dtype behind "auto") the worker settles and reports in
+its `Facts`. Law: nothing is mutated, and every change carries a reason for the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from messages.config import Config
+
+
+class Machine(NamedTuple):
+    """What the caller found out about where it runs."""
+
+    core_count: int
+    model_path: str  # located on disk
+    model_name: str  # what to call the model where the user gave no name
+    log_dir: str  # of this run
+
+
+class Settled(NamedTuple):
+    config: Config
+    reasons: tuple[str, ...]
+
+
+def resolve(config: Config, machine: Machine) -> Settled:
+    """Returns a config that leaves nothing open that can be known before the model is loaded."""
+    reasons: list[str] = []
+
+    def settle(section: str, field: str, value: Any, why: str) -> None:
+        nonlocal config
+        before = getattr(getattr(config, section), field)
+        if value == before:
+            return
+        changed = msgspec.structs.replace(getattr(config, section), **{field: value})
+        config = msgspec.structs.replace(config, **{section: changed})
+        reasons.append(f"{section}.{field} = {value} ({why})")
+
+    settle("model", "path", machine.model_path, "located")
+    settle("model", "name", config.model.name or machine.model_name, "from the model")
+    settle("log", "dir", machine.log_dir, "a directory for this run")
+    if config.worker.threads == 0:
+        settle("worker", "threads", machine.core_count, "one for each core")
+    if config.scheduler.prefill_budget < config.scheduler.running_max:
+        # Every running request takes one token of the budget for its next token; with less than
+        # that, some would stand still in every step.
+        settle(
+            "scheduler",
+            "prefill_budget",
+            config.scheduler.running_max,
+            "a step must have room for one token of each running request",
+        )
+    return Settled(config, tuple(reasons))

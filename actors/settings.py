@@ -1,0 +1,242 @@
+"""This file turns a TOML text and command-line flags into a `Config`.
+
+It does not know where the text came from, what a model is, or what a room does with a setting; it
+touches no file. Laws: every field of `messages/config.py` has exactly one row in `FLAGS` or is named in
+`INTERNAL` (a test holds the two together); a flag that was given beats the file, the file beats the
+default; an unknown key is an error that names it, never ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from messages.config import Config
+
+
+class SettingsError(ValueError):
+    """The user's settings are wrong. The message is one that they can act on."""
+
+
+class Flag(NamedTuple):
+    """How one field of a section is spelled on the command line."""
+
+    section: str
+    field: str
+    flag: str
+    help: str
+    choices: tuple[str, ...] = ()
+    metavar: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.field}"
+
+
+PLACEMENTS = ("inline", "threads", "processes")
+DTYPES = ("auto", "quantized", "bfloat16", "float16", "float32")
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+# Not offered as flags or keys: the program itself decides them.
+INTERNAL = frozenset({"gateway.http"})
+
+FLAGS: tuple[Flag, ...] = (
+    Flag(
+        "model",
+        "path",
+        "--model",
+        "a directory with config.json and safetensors, a .gguf file, or a hub id;"
+        " without it SmolLM2-135M-Instruct, fetched once",
+        metavar="MODEL",
+    ),
+    Flag("model", "name", "--served-model-name", "what /v1/models calls it", metavar="NAME"),
+    Flag("model", "dtype", "--dtype", "precision of weights and KV", choices=DTYPES),
+    Flag("model", "device", "--device", "auto, cpu, cuda or cuda:N"),
+    Flag("model", "load_format", "--load-format", "how to read the weights", choices=FORMATS),
+    Flag("model", "context_len", "--context-len", "tokens of one request; 0: the model's own"),
+    Flag("model", "seed", "--weights-seed", "seed of the random weights of --load-format dummy"),
+    Flag("gateway", "host", "--host", "address to listen on"),
+    Flag("gateway", "port", "--port", "port to listen on; 0: any free one"),
+    Flag("gateway", "open_max", "--open-max", "requests that may be open; more get 503"),
+    Flag("gateway", "body_bytes_max", "--body-bytes-max", "largest request body; larger get 413"),
+    Flag("gateway", "header_timeout_s", "--header-timeout", "seconds to send the headers"),
+    Flag("gateway", "body_timeout_s", "--body-timeout", "seconds to send the body"),
+    Flag("gateway", "keep_alive_s", "--keep-alive", "seconds an idle connection is kept"),
+    Flag("gateway", "stream_bytes_max", "--stream-bytes-max", "unread bytes of one stream"),
+    Flag("gateway", "stream_stall_s", "--stream-stall", "seconds a client may not read its stream"),
+    Flag("gateway", "choices_max", "--choices-max", "largest `n` of a request"),
+    Flag("gateway", "prompts_max", "--prompts-max", "prompts in one completion request"),
+    Flag("gateway", "stops_max", "--stops-max", "stop strings of a request"),
+    Flag("gateway", "stop_chars_max", "--stop-chars-max", "characters of one stop string"),
+    Flag(
+        "gateway",
+        "default_max_tokens",
+        "--default-max-tokens",
+        "for chats that name no max_tokens; 0: what is left of the context",
+    ),
+    Flag("tokenizer", "threads", "--tokenizer-threads", "threads that encode prompts"),
+    Flag("tokenizer", "queued_max", "--tokenizer-queued", "prompts that may wait to be encoded"),
+    Flag(
+        "tokenizer",
+        "chat_template",
+        "--chat-template",
+        "a jinja2 file that replaces the model's chat template",
+        metavar="FILE",
+    ),
+    Flag(
+        "tokenizer",
+        "chars_per_token_max",
+        "--chars-per-token-max",
+        "a prompt longer than this many characters a context token is refused unread",
+    ),
+    Flag("scheduler", "running_max", "--max-running", "requests that run at once"),
+    Flag("scheduler", "queued_max", "--max-queued", "requests that may wait; more get 503"),
+    Flag("scheduler", "prefill_budget", "--prefill-budget", "tokens that one step may compute"),
+    Flag("scheduler", "policy", "--policy", "who is next: fcfs, or lpm (longest cached prefix)"),
+    Flag("scheduler", "max_inflight", "--max-inflight", "steps sent before their results are here"),
+    Flag("cache", "page_size", "--page-size", "tokens of one KV page"),
+    Flag("cache", "kv_tokens", "--kv-tokens", "tokens of the KV pool; 0: sized from free memory"),
+    Flag("cache", "prefix_cache", "--prefix-cache", "reuse the KV of shared prefixes"),
+    Flag("cache", "eviction", "--eviction", "which cached prefix goes first"),
+    Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
+    Flag("worker", "attention", "--attention", "attention backend"),
+    Flag("worker", "memory_fraction", "--memory-fraction", "of the free memory, for the KV pool"),
+    Flag("log", "dir", "--log-dir", "where each run gets a directory of logs", metavar="DIR"),
+    Flag("log", "level", "--log-level", "least level that is written", choices=LEVELS),
+    Flag("log", "file_bytes_max", "--log-file-bytes", "size at which a log file is rotated"),
+    Flag("log", "files_max", "--log-files", "rotated files kept of each process"),
+    Flag(
+        "runtime",
+        "placement",
+        "--placement",
+        "one loop, threads of one process, or processes",
+        choices=PLACEMENTS,
+    ),
+    Flag("runtime", "seed", "--seed", "seed of all that no request seeds"),
+    Flag(
+        "runtime",
+        "encode_always",
+        "--encode-always",
+        "encode and decode every message, also within one process (debugging)",
+    ),
+    Flag("runtime", "start_timeout_s", "--start-timeout", "seconds each part may take to start"),
+    Flag("runtime", "drain_s", "--drain", "seconds that running requests get on SIGTERM"),
+    Flag("runtime", "heartbeat_s", "--heartbeat", "seconds between heartbeats of nodes at work"),
+    Flag("runtime", "hang_s", "--hang", "seconds without progress after which a part is killed"),
+    Flag("runtime", "check", "--check", "assert the invariants of every room when it is idle"),
+)
+
+SECTIONS: dict[str, str] = {
+    "model": "the model",
+    "gateway": "gateway: HTTP",
+    "tokenizer": "tokenizer: text to ids",
+    "scheduler": "scheduler: who runs",
+    "cache": "cache: pages and prefixes",
+    "worker": "worker: the forward",
+    "log": "logs",
+    "runtime": "runtime: actors and processes",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, sections: tuple[str, ...] = tuple(SECTIONS)) -> None:
+    """Adds one option for each row of `FLAGS`, grouped by section.
+
+    An option that was not given is absent from the namespace, so that the file's value stands.
+    """
+    for section in sections:
+        group = parser.add_argument_group(SECTIONS[section])
+        for row in FLAGS:
+            if row.section == section:
+                add_flag(group, row)
+
+
+def add_flag(group: argparse._ArgumentGroup, row: Flag) -> None:
+    default = getattr(getattr(Config(), row.section), row.field)
+    shown = "" if default == "" else f" (default: {default})"
+    keywords: dict[str, Any] = {
+        "dest": row.key,
+        "default": argparse.SUPPRESS,
+        "help": (row.help + shown).replace("%", "%%"),
+    }
+    if isinstance(default, bool):
+        keywords["action"] = argparse.BooleanOptionalAction
+    else:
+        keywords["type"] = type(default)
+        keywords["metavar"] = row.metavar or {int: "N", float: "X", str: "NAME"}[type(default)]
+        if row.choices:
+            keywords["choices"] = row.choices
+            keywords["metavar"] = "|".join(row.choices)
+    group.add_argument(row.flag, **keywords)
+
+
+def given_flags(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Which settings the command line gave: `{"scheduler.running_max": 8}`."""
+    keys = {row.key for row in FLAGS}
+    return {key: value for key, value in namespace.items() if key in keys}
+
+
+def read_config(
+    text: str | None = None, given: Mapping[str, Any] | None = None, *, source: str = "the file"
+) -> Config:
+    """Builds the settings from a TOML text and the values given on top of it.
+
+    Raises: SettingsError, the user's fault: not TOML, an unknown key, or a value out of its range.
+    """
+    merged = read_toml(text, source) if text is not None else {}
+    flags = {row.key: row.flag for row in FLAGS}
+    for key, value in (given or {}).items():
+        section, field = key.split(".", 1)
+        merged.setdefault(section, {})[field] = value
+    for section, values in merged.items():
+        for field, value in values.items():
+            key = f"{section}.{field}"
+            where = flags[key] if given is not None and key in given else f"{source}: {key}"
+            check_value(section, field, value, where)
+    return msgspec.convert(merged, Config)
+
+
+def read_toml(text: str, source: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{source} is not TOML: {error}") from None
+    known = {row.key for row in FLAGS}
+    unknown: list[str] = []
+    for section, values in found.items():
+        if not isinstance(values, dict):
+            unknown.append(section)
+            continue
+        unknown.extend(
+            f"{section}.{field}" for field in values if f"{section}.{field}" not in known
+        )
+        if section not in SECTIONS and not values:
+            unknown.append(section)
+    if unknown:
+        raise SettingsError(f"{source}: unknown {', '.join(map(unknown_key, sorted(unknown)))}")
+    return found
+
+
+def unknown_key(key: str) -> str:
+    """Names the key and, where one is near, what was probably meant."""
+    keys = [row.key for row in FLAGS]
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    if not near:  # a good field in the wrong section
+        near = [known for known in keys if known.split(".")[1] == key.split(".")[-1]][:1]
+    return f"`{key}`" + (f" (did you mean `{near[0]}`?)" if near else "")
+
+
+def check_value(section: str, field: str, value: Any, where: str) -> None:
+    """Raises: SettingsError naming `where` the value came from and what it should have been."""
+    row = next(row for row in FLAGS if (row.section, row.field) == (section, field))
+    if row.choices and value not in row.choices:
+        raise SettingsError(f"{where}: {value!r} is not one of {', '.join(row.choices)}")
+    try:
+        msgspec.convert({section: {field: value}}, Config)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {str(error).split(' - at ')[0]}, got {value!r}") from None
