@@ -1,6 +1,6 @@
-"""This file is the law of imports: who may import what, as one table, checked over every file's AST.
+"""This file is the law of imports: who may import what, as a table, checked over every file's AST.
 
-It reads files and runs three probes; it imports nothing of ours. Imports inside functions count too,
+It reads files and runs a few probes; it imports nothing of ours. Imports in functions count too,
 since the walk sees the whole tree. The first matching rule holds; a file that matches none is an
 error: every file lives in a room.
 """
