@@ -1,7 +1,7 @@
 """This file turns a TOML text and command-line flags into a `Config`.
 
 It does not know where the text came from, what a model is, or what a room does with a setting; it
-touches no file. Laws: every field of `messages/config.py` has exactly one row in `FLAGS` or is named
+touches no file. Laws: every field of `messages/config.py` has one row in `FLAGS` or is named
 in `INTERNAL` (a test holds the two together); a flag that was given beats the file, the file beats
 the default; an unknown key is an error that names it, never ignored.
 """

@@ -17,13 +17,13 @@ import msgspec
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
     """Base of everything that is put into a mailbox.
 
-    Subclasses are leaves: they hold numbers, text, bytes, tuples of those, and other frozen structs,
-    never a cycle (`gc=False` would leak it).
+    Subclasses are leaves: they hold numbers, text, bytes, tuples of those, and other frozen
+    structs, never a cycle (`gc=False` would leak it).
     """
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Base of the structs that travel inside messages but are never put into a mailbox themselves."""
+    """Base of the structs that travel inside messages but are never put into a mailbox."""
 
 
 class Lane(enum.IntEnum):

@@ -10,7 +10,7 @@ from messages.base import Message
 from messages.types import Int32s
 
 
-class Acquire(Message):
+class Acquire(Message, frozen=True):
     """Match `tokens` against the tree, lease what matched, allocate pages up to `len(tokens)`.
 
     All or nothing: answered by `Acquired` or `Deferred`. At most `len(tokens) - 1` tokens count as
@@ -23,7 +23,7 @@ class Acquire(Message):
     namespace: str = ""
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Tokens [0, computed_len) of the request's KV are computed: its full pages may be shared."""
 
     request: str
@@ -31,7 +31,7 @@ class Commit(Message):
     computed_len: int
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """The request ends or is retracted: its leases end.
 
     `tokens` are those whose KV is computed (their full pages go into the tree, or are freed if the
@@ -45,13 +45,13 @@ class Release(Message):
     pages: Int32s = b""
 
 
-class Reserve(Message):
+class Reserve(Message, frozen=True):
     """Lease up to `page_count` pages to the scheduler itself, for decode growth."""
 
     page_count: int
 
 
-class Return(Message):
+class Return(Message, frozen=True):
     """Give back reserved pages that no request uses."""
 
     pages: Int32s

@@ -1,6 +1,6 @@
-"""This file holds the settings: one frozen section per room. Command-line flags and the TOML file are
-generated from these fields (`doc` is the help text). It does not know how values are found or
-settled: `actors/resolve.py` does, and returns a new struct; nothing mutates one.
+"""This file holds the settings: one frozen section per room. Command-line flags and TOML keys
+are made from these fields by `actors/settings.py`. It does not know how values are found or how
+they are settled (`actors/resolve.py` returns a new struct); nothing mutates one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-
 
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -19,7 +18,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of the sections."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     path: str = ""  # directory or .gguf file; settled before the tree starts
     name: str = ""  # what /v1/models calls it
     dtype: str = "auto"  # auto | quantized | bfloat16 | float16 | float32
@@ -29,7 +28,7 @@ class ModelConfig(Section):
     seed: int = 0  # of dummy weights
 
 
-class GatewayConfig(Section):
+class GatewayConfig(Section, frozen=True):
     host: str = "127.0.0.1"
     port: NonNegative = 8000  # 0: any free port
     http: bool = True  # False: the tree without HTTP (Engine)
@@ -47,14 +46,14 @@ class GatewayConfig(Section):
     default_max_tokens: NonNegative = 0  # 0: what is left of the context
 
 
-class TokenizerConfig(Section):
+class TokenizerConfig(Section, frozen=True):
     threads: Positive = 2
     queued_max: Positive = 4096
     chat_template: str = ""  # a file that replaces the model's
     chars_per_token_max: Positive = 64  # a longer prompt is refused before it is encoded
 
 
-class SchedulerConfig(Section):
+class SchedulerConfig(Section, frozen=True):
     running_max: Positive = 64
     queued_max: Positive = 1024
     prefill_budget: Positive = 512  # tokens one step may compute
@@ -62,27 +61,27 @@ class SchedulerConfig(Section):
     max_inflight: Positive = 2
 
 
-class CacheConfig(Section):
+class CacheConfig(Section, frozen=True):
     page_size: Positive = 16
     kv_tokens: NonNegative = 0  # 0: sized from memory
     prefix_cache: bool = True
     eviction: str = "lru"
 
 
-class WorkerConfig(Section):
+class WorkerConfig(Section, frozen=True):
     threads: NonNegative = 0  # 0: as many as cores
     attention: str = "auto"
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
 
 
-class LogConfig(Section):
+class LogConfig(Section, frozen=True):
     dir: str = ""  # empty: a directory per run in the user's state directory
     level: str = "info"
     file_bytes_max: Positive = 16 << 20
     files_max: Positive = 4
 
 
-class RuntimeConfig(Section):
+class RuntimeConfig(Section, frozen=True):
     placement: str = "processes"  # inline | threads | processes
     seed: int = 0
     encode_always: bool = False  # messages are encoded and decoded even within one process
@@ -93,7 +92,7 @@ class RuntimeConfig(Section):
     check: bool = False  # actors run their cores' check() when idle
 
 
-class Paths(Section):
+class Paths(Section, frozen=True):
     """Where each room's peers are in the tree."""
 
     metrics: str = "metrics"
@@ -106,7 +105,7 @@ class Paths(Section):
     gateway: str = "gateway"
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     tokenizer: TokenizerConfig = TokenizerConfig()

@@ -6,7 +6,7 @@ from messages.base import Address, Message, Part
 from messages.types import FinishReason, Int32s, Logprob, Problem, StopRules, Usage
 
 
-class Open(Part):
+class Open(Part, frozen=True):
     """A request whose tokens will follow."""
 
     request: str
@@ -16,8 +16,8 @@ class Open(Part):
     emitted: Int32s = b""  # tokens the client already has: replayed, not sent
 
 
-class Tail(Part):
-    """New tokens of one request: [`index`, `index + len(tokens)`) of its output; perhaps its end."""
+class Tail(Part, frozen=True):
+    """New tokens of one request: [`index`, `index + len(tokens)`) of its output, or its end."""
 
     request: str
     attempt: int
@@ -30,7 +30,7 @@ class Tail(Part):
     problem: Problem | None = None  # with finish == ERROR
 
 
-class Tokens(Message):
+class Tokens(Message, frozen=True):
     """All that one step brought: first `opened`, then `rows`, in order."""
 
     rows: tuple[Tail, ...] = ()

@@ -11,7 +11,7 @@ from messages.base import Message, Part
 from messages.types import FinishReason, Logprob, Problem, Usage
 
 
-class TokenLogprob(Part):
+class TokenLogprob(Part, frozen=True):
     """A `Logprob` whose ids have been turned into bytes by the detokenizer."""
 
     token: bytes
@@ -20,7 +20,7 @@ class TokenLogprob(Part):
     best: tuple[tuple[bytes, int, float], ...] = ()
 
 
-class Delta(Part):
+class Delta(Part, frozen=True):
     """New text of one request: tokens [`index`, `index + token_count`) of its output."""
 
     request: str
@@ -36,14 +36,14 @@ class Delta(Part):
     problem: Problem | None = None  # with finish == ERROR
 
 
-class Deltas(Message):
+class Deltas(Message, frozen=True):
     """All that one step brought for one gateway."""
 
     rows: tuple[Delta, ...]
 
 
-class Encoded(Message):
-    """From the tokenizer: the prompt is valid and on its way. `prompt_ids` where it was asked for."""
+class Encoded(Message, frozen=True):
+    """From the tokenizer: the prompt is valid and on its way. `prompt_ids` where asked for."""
 
     request: str
     attempt: int
@@ -51,7 +51,7 @@ class Encoded(Message):
     prompt_ids: bytes = b""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The request ends here. Terminal."""
 
     request: str

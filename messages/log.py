@@ -1,4 +1,4 @@
-"""This file defines one line of a log file, as `logs` reads it back. It does not know who wrote it."""
+"""This file defines one line of a log file, as `logs` reads it. It does not know who wrote it."""
 
 from __future__ import annotations
 

@@ -7,19 +7,19 @@ from messages.base import Message, Part
 Labels = tuple[tuple[str, str], ...]
 
 
-class Counter(Part):
+class Counter(Part, frozen=True):
     name: str
     labels: Labels
     increase: float
 
 
-class Gauge(Part):
+class Gauge(Part, frozen=True):
     name: str
     labels: Labels
     value: float
 
 
-class Histogram(Part):
+class Histogram(Part, frozen=True):
     """Observations since the last flush, by the bucket bounds of `actors/metrics/histogram.py`."""
 
     name: str
@@ -29,7 +29,7 @@ class Histogram(Part):
     total: float
 
 
-class Flush(Message):
+class Flush(Message, frozen=True):
     """What changed on one node since its last flush."""
 
     node: str
@@ -38,11 +38,11 @@ class Flush(Message):
     histograms: tuple[Histogram, ...] = ()
 
 
-class Scrape(Message):
+class Scrape(Message, frozen=True):
     """Ask for the Prometheus text; answered by `Page`."""
 
 
-class Page(Message):
+class Page(Message, frozen=True):
     text: str
 
 

@@ -7,7 +7,7 @@ from messages.types import Int32s, Sampling, StopRules
 from messages.worker import StepDone, StepFailed
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """A request to run: prompt ids, and for a resumed attempt the tokens that it already made."""
 
     request: str
@@ -21,7 +21,7 @@ class Submit(Message):
     priority: int = 0
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """End the request, free its pages; the acknowledgement is its terminal `Delta` (ABORT).
 
     For a request that the scheduler does not know there is none: its terminal message is already on
@@ -32,7 +32,7 @@ class Cancel(Message):
     attempt: int
 
 
-class StopMet(Message):
+class StopMet(Message, frozen=True):
     """From the detokenizer: a stop string was completed by output token `token_count - 1`."""
 
     request: str
@@ -40,7 +40,7 @@ class StopMet(Message):
     token_count: int
 
 
-class Acquired(Message):
+class Acquired(Message, frozen=True):
     """From the cache: the request holds all that it asked for.
 
     `pages` cover [0, len): the first `cached_len // page_size` of them are shared and already
@@ -53,35 +53,25 @@ class Acquired(Message):
     pages: Int32s
 
 
-class Deferred(Message):
+class Deferred(Message, frozen=True):
     """From the cache: not now. `behind` names a request that is computing the same prefix, or None
-    when there are not enough pages; ask again after the next `Freed` or when `behind` is through."""
+    when there are not enough pages; ask again after the next `Freed` or when `behind` is done."""
 
     request: str
     attempt: int
     behind: str | None = None
 
 
-class Granted(Message):
+class Granted(Message, frozen=True):
     """From the cache, for `Reserve`: pages for decode growth, perhaps fewer than asked for."""
 
     pages: Int32s
 
 
-class Freed(Message):
-    """From the cache: pages became available (sent only after a `Deferred` or a short `Granted`)."""
+class Freed(Message, frozen=True):
+    """From the cache: pages became available. Sent only after a `Deferred` or a short `Granted`."""
 
     available_count: int
 
 
-In = (
-    Submit
-    | Cancel
-    | StopMet
-    | Acquired
-    | Deferred
-    | Granted
-    | Freed
-    | StepDone
-    | StepFailed
-)
+In = Submit | Cancel | StopMet | Acquired | Deferred | Granted | Freed | StepDone | StepFailed

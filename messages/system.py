@@ -37,7 +37,7 @@ class Cause(enum.StrEnum):
     ABANDONED = "abandoned"  # was in the hands of an actor that died
 
 
-class Reason(Part):
+class Reason(Part, frozen=True):
     """A death, with all that is known about it."""
 
     cause: Cause
@@ -47,7 +47,7 @@ class Reason(Part):
     last_lines: tuple[str, ...] = ()
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """From a child to its supervisor: it is in service. `note` is what others may learn from it
     (msgpack of a struct that the room defines), handed to every actor that starts later."""
 
@@ -55,32 +55,32 @@ class Ready(Message):
     note: bytes = b""
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     """Finish what runs until `grace_s` is over, then end."""
 
     grace_s: float = 5.0
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """Take no new work, finish what runs. A room that needs to know declares `on_drain`."""
 
     grace_s: float = 30.0
 
 
-class Down(Message):
+class Down(Message, frozen=True):
     """To a watcher, once for each incarnation watched: it is dead."""
 
     address: Address
     reason: Reason
 
 
-class Up(Message):
+class Up(Message, frozen=True):
     """To a watcher: an incarnation of the watched path is in service."""
 
     address: Address
 
 
-class Undelivered(Message):
+class Undelivered(Message, frozen=True):
     """To the sender of a user message that did not arrive."""
 
     target: Address
@@ -89,7 +89,7 @@ class Undelivered(Message):
     request: str | None = None
 
 
-class ActorRow(Part):
+class ActorRow(Part, frozen=True):
     """One row of `GET /actors`."""
 
     path: str

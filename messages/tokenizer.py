@@ -6,7 +6,7 @@ from messages.base import Address, Message, Part
 from messages.types import Int32s, Sampling, StopRules
 
 
-class Chat(Part):
+class Chat(Part, frozen=True):
     """A conversation to be rendered by the model's template."""
 
     messages_json: bytes  # the array of messages, as the template sees it (parts already joined)
@@ -16,12 +16,12 @@ class Chat(Part):
     continue_final_message: bool = False
 
 
-class Encode(Message):
+class Encode(Message, frozen=True):
     """Turn a prompt into ids, check the context limit, and pass it on to the router.
 
     Exactly one of `chat`, `text`, `ids` is set. Refusals go to `reply_to` as `gateway.Failed`.
-    `max_tokens` None in the request is given here as `sampling.max_tokens == 0`: the tokenizer fills
-    in what is left of the context.
+    `max_tokens` None in the request is given here as `sampling.max_tokens == 0`: the tokenizer
+    fills in what is left of the context.
     """
 
     request: str
@@ -39,7 +39,7 @@ class Encode(Message):
     priority: int = 0
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True):
     """The client has gone. Walks the same way as its request, so that it cannot overtake it."""
 
     request: str

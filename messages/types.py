@@ -34,8 +34,8 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class Sampling(Part):
-    """How to choose the tokens of one sequence. Validated at the gateway; see `messages/openai.py`."""
+class Sampling(Part, frozen=True):
+    """How to choose the tokens of one sequence. Validated at the gateway (`messages/openai.py`)."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0: off
@@ -54,17 +54,17 @@ class Sampling(Part):
     max_tokens: int = 16
 
 
-class StopRules(Part):
+class StopRules(Part, frozen=True):
     """What ends the text, beside tokens. Read by the detokenizer."""
 
     strings: tuple[str, ...] = ()
     keep_match: bool = False  # leave the matched stop string in the text
-    min_tokens: int = 0  # a match that completes within the first `min_tokens` tokens does not count
+    min_tokens: int = 0  # a match completed within the first `min_tokens` does not count
     skip_special: bool = True
     want_token_ids: bool = False
 
 
-class Logprob(Part):
+class Logprob(Part, frozen=True):
     """One generated token's probability. `best` are (id, logprob), most likely first."""
 
     token_id: int
@@ -72,7 +72,7 @@ class Logprob(Part):
     best: tuple[tuple[int, float], ...] = ()
 
 
-class Usage(Part):
+class Usage(Part, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -89,7 +89,7 @@ class Fault(enum.StrEnum):
     INTERNAL = "internal"  # 500
 
 
-class Problem(Part):
+class Problem(Part, frozen=True):
     """A failure as the client will read it: no path, class name or traceback in `message`."""
 
     fault: Fault

@@ -13,7 +13,7 @@ from messages.base import Message, Part
 from messages.types import Int32s, Logprob, Sampling
 
 
-class Row(Part):
+class Row(Part, frozen=True):
     """A sequence that enters a slot. Nothing of the slot's earlier tenant remains."""
 
     slot: int
@@ -25,12 +25,12 @@ class Row(Part):
     sampling: Sampling
 
 
-class Step(Message):
+class Step(Message, frozen=True):
     """One forward.
 
     Order of application: `closed` slots are emptied, `opened` filled, `grown` pages appended, then
-    row i computes `counts[i]` further tokens of `slots[i]`. A row that reaches the end of its slot's
-    known tokens samples one token, which is appended to the table.
+    row i computes `counts[i]` further tokens of `slots[i]`. A row that reaches the end of its
+    slot's known tokens samples one token, which is appended to the table.
     """
 
     epoch: int  # which life of the scheduler this is; the worker starts afresh when it changes
@@ -43,7 +43,7 @@ class Step(Message):
     grown_pages: Int32s = b""
 
 
-class StepDone(Message):
+class StepDone(Message, frozen=True):
     """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out.
 
     `failed` are slots whose row alone went wrong (logits that are not numbers): they got no token,
@@ -60,7 +60,7 @@ class StepDone(Message):
     detail: str = ""
 
 
-class StepFailed(Message):
+class StepFailed(Message, frozen=True):
     """The step did not run. `slots` are the rows at fault, or all of the step's."""
 
     epoch: int
@@ -69,7 +69,7 @@ class StepFailed(Message):
     detail: str
 
 
-class Facts(Part):
+class Facts(Part, frozen=True):
     """What the other rooms learn from the loaded model: the note of the worker's `Ready`."""
 
     model: str
