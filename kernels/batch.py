@@ -1,5 +1,5 @@
-"""This file is what goes into and comes out of one step, as host data. It does not know messages: the
-worker translates between the wire's form and this one.
+"""This file is what goes into and comes out of one step, as host data. It does not know messages:
+the worker translates between the wire's form and this one.
 """
 
 from __future__ import annotations
@@ -77,5 +77,6 @@ class StepOutput:
     slots: Ints
     tokens: Ints
     logprobs: list[TokenLogprobs | None] | None = None  # None: no row asked
+    failed: tuple[tuple[int, str], ...] = ()  # (slot, reason): sampled nothing, must be closed
     failed: Ints = field(default_factory=no_ints)
     detail: str = ""

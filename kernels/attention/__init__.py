@@ -1,0 +1,1 @@
+"""Attention over pages behind one protocol (`base.py`), a backend a file."""

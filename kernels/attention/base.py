@@ -1,0 +1,70 @@
+"""This file is the contract of attention over a paged KV pool.
+
+A backend is planned once a step, on the host's arrays, and then attends once a layer. It does not
+know models or sampling. Row r of the batch is one sequence; its queries are
+q[query_start[r] : query_start[r+1]], at absolute positions kv_len[r] - query_len[r] + i. Prefill
+chunks and decode rows mix freely.
+
+Laws: a query at position p sees the keys j <= p (and j > p - window with a sliding window), each
+read at page_table[r, j // page_size] * page_size + j % page_size. Nothing else of the pools is read
+into a result: a page that no row names may hold NaN. In float32 on a CPU a result has the same bits
+however the sequence was cut into chunks, wherever its pages lie, whatever their size and whoever
+shares the batch: keys are reduced in an order that depends on absolute positions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.ops.base import Heads
+from kernels.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """What one step attends over; tensors on the device of the pools."""
+
+    page_table: Tensor  # int32 [rows, pages_max]; entries past a row's pages are never read
+    query_start: Tensor  # int32 [rows + 1], from 0 to T
+    query_len: Tensor  # int32 [rows], each >= 1
+    kv_len: Tensor  # int32 [rows], this step's tokens included
+    page_size: int
+    query_len_max: int
+    kv_len_max: int
+
+
+class Attention(Protocol):
+    """One backend for one model: made with its heads, scale and (None or tokens) window."""
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepares what every layer of the step needs; replaces the last plan."""
+        ...
+
+    def attend(
+        self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """q [T, hq, d], pools [page_count * page_size, hkv, d] -> [T, hq, d]. The keys and values
+        of this step's tokens are in the pools already. `out`, if given, is written and returned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a backend is made from."""
+
+    heads: Heads
+    scale: float
+    windows: tuple[int | None, ...]  # of each layer; None: all keys
+    dtype: torch.dtype
+    device: torch.device
+
+
+# name -> factory(shape); a factory raises ops.base.OpsUnavailable with the reason.
+ATTENTION: Registry[Callable[[AttentionShape], Attention]] = Registry(
+    "attention", "kernels.attention"
+)

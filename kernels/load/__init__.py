@@ -1,0 +1,1 @@
+"""Loaders, a format a file. `LOADERS` in `base.py` finds them by name."""

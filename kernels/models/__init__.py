@@ -1,0 +1,1 @@
+"""Models, a family a file. `MODELS` in `base.py` finds them by architecture."""

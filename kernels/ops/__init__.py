@@ -1,0 +1,1 @@
+"""The operators of a forward pass behind one protocol (`base.py`), a flavour a file."""

@@ -1,0 +1,111 @@
+"""This file is the contract of the operators that a forward pass is made of, attention apart.
+
+One instance serves one runner and is chosen once, at load. It does not know models. T is the number
+of tokens in the step, H the hidden size, F the feed-forward size, hq/hkv the query and key/value
+heads, d the head dimension. Results are contiguous and may share a scratch buffer only if the
+docstring says so (none does today): the caller may keep a result until the step ends.
+
+Law: in float32 on a CPU each element of a result has the same bits whatever other rows are in the
+call, whatever their number and order: its order of reduction depends on K (or H) alone. Recovery,
+prefix caching and chunked prefill rest on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.quant.weight import Weight
+from kernels.registry import Registry
+
+PreparedLinear = Any  # opaque: made and read by one flavour of Ops
+PreparedEmbedding = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Shape of one attention layer's projections; a row of qkv is [query | key | value]."""
+
+    query: int
+    kv: int
+    dim: int
+
+    @property
+    def qkv_len(self) -> int:
+        return (self.query + 2 * self.kv) * self.dim
+
+
+class Ops(Protocol):
+    """Operators of one device flavour. `dtype` is that of activations and of the KV pool."""
+
+    device: torch.device
+
+    def supports(self, dtype: str, weight_format: str) -> bool:
+        """Whether `prepare_linear` is fast (or works at all) for weights of `weight_format`
+        ("float32", "bfloat16", "float16" or a key of BLOCK_FORMATS) computed as `dtype`
+        ("quantized", "bfloat16", "float16", "float32"). Used to settle dtype "auto"."""
+        ...
+
+    def activation_dtype(self, dtype: str) -> torch.dtype:
+        """What activations and the KV pool are kept in for `dtype` (see `supports`)."""
+        ...
+
+    def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> PreparedLinear:
+        """Packs `weight` [N, K] (and `bias` [N]) once; may copy. With "quantized" a BlockWeight is
+        multiplied as its blocks, and a DenseWeight in the activation dtype."""
+        ...
+
+    def linear(self, prepared: PreparedLinear, x: Tensor) -> Tensor:
+        """x [T, K] in the activation dtype -> [T, N] in the activation dtype."""
+        ...
+
+    def linear_float32(self, prepared: PreparedLinear, x: Tensor) -> Tensor:
+        """As `linear`, with a float32 result: for logits."""
+        ...
+
+    def prepare_embedding(self, weight: Weight, dtype: str) -> PreparedEmbedding: ...
+
+    def embed(self, prepared: PreparedEmbedding, ids: Tensor) -> Tensor:
+        """ids int64 [T] -> [T, H] in the activation dtype."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x², -1) + eps) * weight in float32; x [T, H], weight float32 [H]."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Adds x to `residual` in place and returns `rms_norm(residual)`; all [T, H]."""
+        ...
+
+    def rope_write(
+        self,
+        qkv: Tensor,  # [T, (hq + 2 * hkv) * d]
+        positions: Tensor,  # int32 [T]
+        cos_sin: Tensor,  # float32 [positions_max, d]: cosines of the d/2 angles, then their sines
+        k_pool: Tensor,  # [page_count * page_size, hkv, d]
+        v_pool: Tensor,
+        write_index: Tensor,  # int64 [T], rows of the pools
+        heads: Heads,
+        q_norm: Tensor | None,  # float32 [d]: RMS norm of each head before rotation (Qwen3)
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """Rotates q and k (pairs are (i, i + d/2)), writes k and v into the pools at `write_index`
+        and returns q [T, hq, d]. `qkv` may be overwritten."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2F] -> silu(gate) * up [T, F], gate being the first F columns."""
+        ...
+
+
+# name -> factory(device); a factory raises OpsUnavailable with the reason.
+OPS: Registry[Callable[[torch.device], Ops]] = Registry("ops", "kernels.ops")
+
+
+class OpsUnavailable(RuntimeError):
+    """This flavour can't run here (no compiler, another CPU or device); the text is the reason."""

@@ -1,0 +1,1 @@
+"""Weights in the forms in which files hold them."""
