@@ -77,6 +77,5 @@ class StepOutput:
     slots: Ints
     tokens: Ints
     logprobs: list[TokenLogprobs | None] | None = None  # None: no row asked
-    failed: tuple[tuple[int, str], ...] = ()  # (slot, reason): sampled nothing, must be closed
     failed: Ints = field(default_factory=no_ints)
     detail: str = ""
