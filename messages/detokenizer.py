@@ -14,6 +14,7 @@ class Open(Part, frozen=True):
     reply_to: Address  # the gateway
     stop: StopRules
     emitted: Int32s = b""  # tokens the client already has: replayed, not sent
+    usage: Usage = Usage()  # prompt and cached tokens, for a finish that the detokenizer decides
 
 
 class Tail(Part, frozen=True):

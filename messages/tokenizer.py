@@ -14,6 +14,9 @@ class Chat(Part, frozen=True):
     template_kwargs_json: bytes = b""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # When the request came (Unix time, set by the gateway): what the template's `strftime_now` shows,
+    # so that a resumed attempt renders the same prompt. None: the template has no date.
+    created_s: float | None = None
 
 
 class Encode(Message, frozen=True):

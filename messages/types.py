@@ -62,6 +62,7 @@ class StopRules(Part, frozen=True):
     min_tokens: int = 0  # a match completed within the first `min_tokens` does not count
     skip_special: bool = True
     want_token_ids: bool = False
+    continues_prompt: bool = False  # a completion: SentencePiece's first space is kept
 
 
 class Logprob(Part, frozen=True):
