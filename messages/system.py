@@ -104,3 +104,40 @@ class ActorRow(Part, frozen=True):
     busy_with: str | None = None
     busy_s: float = 0.0
     last_exit: Reason | None = None
+
+
+# Metrics: actors count locally, each node sends what changed to the actor `metrics`
+
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter(Part, frozen=True):
+    name: str
+    labels: Labels
+    increase: float
+
+
+class Gauge(Part, frozen=True):
+    name: str
+    labels: Labels
+    value: float
+
+
+class Histogram(Part, frozen=True):
+    """Observations since the last flush, by the bucket bounds that the observer named."""
+
+    name: str
+    labels: Labels
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]  # len(bounds) + 1
+    total: float
+
+
+class Flush(Message, frozen=True):
+    """What changed on one node since its last flush."""
+
+    node: str
+    counters: tuple[Counter, ...] = ()
+    gauges: tuple[Gauge, ...] = ()
+    histograms: tuple[Histogram, ...] = ()

@@ -1,4 +1,4 @@
-"""This file is a supervision tree as data. It does not know any room: `actors/tree.py` fills it in."""
+"""This file is a supervision tree as data. It does not know any room: `actors/tree.py` does."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 It does not know actors: a node hands it a header and a body, and gets headers and bodies from it.
 
 Guarantees, kept by each implementation and by one test suite over all of them:
-at most once; in order for each pair of nodes; nothing delivered to a later incarnation of a node than
-the one it was sent to; `send` never blocks; every queue bounded, and a refusal is visible at once.
+at most once; in order for each pair of nodes; nothing delivered to a later incarnation of a node
+than the one it was sent to; `send` never blocks; every queue bounded, and a refusal is visible at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Inbound(Protocol):
     """What a node offers to its transport. Called on the node's loop only."""
 
     def arrive(self, node: str, header: Header, body: Message | bytes) -> None:
-        """Takes one message from `node`. `bytes` are msgpack, to be decoded into the receiver's union."""
+        """Takes one message from `node`. `bytes` are msgpack, for the receiver's union."""
 
     def link_up(self, node: str, incarnation: int) -> None:
         """The peer answered the hello: messages flow both ways."""
