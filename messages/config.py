@@ -39,6 +39,7 @@ class GatewayConfig(Section, frozen=True):
     keep_alive_s: Seconds = 30.0
     stream_bytes_max: Positive = 1 << 20  # unread by one client
     stream_stall_s: Seconds = 60.0  # how long a client may leave its stream unread
+    recover_s: Seconds = 30.0  # how long an interrupted request waits for the lost part
     choices_max: Positive = 128
     prompts_max: Positive = 256
     stops_max: Positive = 16

@@ -49,6 +49,7 @@ class Encoded(Message, frozen=True):
     attempt: int
     prompt_tokens: int
     prompt_ids: bytes = b""
+    prompt_text: str = ""
 
 
 class Failed(Message, frozen=True):

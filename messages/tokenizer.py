@@ -40,6 +40,9 @@ class Encode(Message, frozen=True):
     namespace: str = ""  # prefixes are only shared within one (cache salt, adapter)
     want_prompt_ids: bool = False
     priority: int = 0
+    want_prompt_text: bool = False  # `Encoded.prompt_text`: the prompt's ids decoded (for `echo`)
+    # False: check and answer `Encoded` only, pass nothing on; `Encoded` is then its terminal message.
+    forward: bool = True
 
 
 class Cancel(Message, frozen=True):

@@ -1,0 +1,285 @@
+"""This file holds the public HTTP schemas of the OpenAI dialect: request bodies, replies, chunks.
+
+It does not know how a body becomes a request (`actors/gateway/openai.py`) nor any other room; only
+the gateway imports it.
+
+Rules. Types are strict: no bool for an int, no "10" for 10. `null` means "not given" everywhere. A
+field of the dialect that would change the answer and that we do not have is refused by name, see
+`Unsupported`; a field that nobody knows is ignored, since clients send their vendor's extras to every
+server. Bounds that depend on the settings or on the model are checked by the gateway.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Unit = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+# Logits are divided by it: much smaller, and they overflow float32.
+Repetition = Annotated[float, msgspec.Meta(ge=0.01, le=100.0)]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+NOT_GIVEN = msgspec.Raw()
+
+
+class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
+    """Fields that peers or OpenAI have and we do not: anything but a neutral value is refused.
+
+    They stay undecoded, so that a long list in one of them costs a scan and nothing else.
+    """
+
+    functions: msgspec.Raw = NOT_GIVEN
+    function_call: msgspec.Raw = NOT_GIVEN
+    response_format: msgspec.Raw = NOT_GIVEN
+    audio: msgspec.Raw = NOT_GIVEN
+    modalities: msgspec.Raw = NOT_GIVEN
+    prediction: msgspec.Raw = NOT_GIVEN
+    web_search_options: msgspec.Raw = NOT_GIVEN
+    suffix: msgspec.Raw = NOT_GIVEN
+    best_of: msgspec.Raw = NOT_GIVEN
+    use_beam_search: msgspec.Raw = NOT_GIVEN
+    structured_outputs: msgspec.Raw = NOT_GIVEN
+    guided_json: msgspec.Raw = NOT_GIVEN
+    guided_regex: msgspec.Raw = NOT_GIVEN
+    guided_choice: msgspec.Raw = NOT_GIVEN
+    guided_grammar: msgspec.Raw = NOT_GIVEN
+    json_schema: msgspec.Raw = NOT_GIVEN
+    regex: msgspec.Raw = NOT_GIVEN
+    ebnf: msgspec.Raw = NOT_GIVEN
+    structural_tag: msgspec.Raw = NOT_GIVEN
+    stop_regex: msgspec.Raw = NOT_GIVEN
+    bad_words: msgspec.Raw = NOT_GIVEN
+    allowed_token_ids: msgspec.Raw = NOT_GIVEN
+    prompt_logprobs: msgspec.Raw = NOT_GIVEN
+    prompt_embeds: msgspec.Raw = NOT_GIVEN
+    truncate_prompt_tokens: msgspec.Raw = NOT_GIVEN
+    lora_path: msgspec.Raw = NOT_GIVEN
+    chat_template: msgspec.Raw = NOT_GIVEN
+    custom_logit_processor: msgspec.Raw = NOT_GIVEN
+    logits_processors: msgspec.Raw = NOT_GIVEN
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
+    include_usage: bool | None = None
+
+
+class Generation(Unsupported, kw_only=True, frozen=True):
+    """What both routes take."""
+
+    model: str
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Unit | None = None  # 0 is taken as greedy
+    top_k: TopK | None = None  # 0 and -1: off
+    min_p: Unit | None = None
+    n: int | None = None
+    seed: Int64 | None = None  # every value is a seed, also -1
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Count | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: dict[str, Bias] | None = None
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # taken, and not used
+    metadata: dict[str, str] | None = None  # taken, and not used
+    cache_salt: Salt | None = None  # prefixes are shared only between requests of one salt
+    priority: Int32 | None = None
+
+
+class Part(msgspec.Struct, kw_only=True, frozen=True):
+    """One part of a message's content. Only text parts are taken; they are joined without a gap."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, frozen=True):
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True, frozen=True):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """`developer` is handled as `system`. `tool` needs a `tool_call_id`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatBody(Generation, kw_only=True, frozen=True):
+    """POST /v1/chat/completions. Without a limit the answer may fill the context."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: Positive | None = None  # goes before `max_tokens`
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    # Tools are only taken with `tool_choice: "none"`, and then not shown to the model.
+    tools: msgspec.Raw = NOT_GIVEN
+    tool_choice: msgspec.Raw = NOT_GIVEN
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class CompletionBody(Generation, kw_only=True, frozen=True):
+    """POST /v1/completions. Without a limit 16 tokens are made, as the dialect has it."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    logprobs: TopLogprobs | None = None
+    add_special_tokens: bool | None = None
+
+
+class PromptDetails(msgspec.Struct, kw_only=True, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
+    """Four lists of one length. `top_logprobs` is null where no alternatives were asked for."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class ReplyMessage(msgspec.Struct, kw_only=True, frozen=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    matched_stop: str | int | None  # the stop string or the stop id that ended it
+
+
+class ChatReply(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionReply(msgspec.Struct, kw_only=True, frozen=True):
+    """A plain answer, and also each chunk of a stream: the dialect has one shape for both."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkDelta(msgspec.Struct, kw_only=True, frozen=True):
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
+    index: int
+    delta: ChunkDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
+    """`usage` is null on all chunks but the last where it was asked for, and absent otherwise."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "histrio"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True, frozen=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Error(msgspec.Struct, kw_only=True, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(msgspec.Struct, kw_only=True, frozen=True):
+    error: Error
