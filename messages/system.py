@@ -53,6 +53,8 @@ class Ready(Message, frozen=True):
 
     address: Address
     note: bytes = b""
+    peers: tuple[str, ...] = ()  # the paths that it sends to
+    makes_wait: bool = False  # its mailbox makes senders wait when full
 
 
 class Stop(Message, frozen=True):
@@ -141,3 +143,126 @@ class Flush(Message, frozen=True):
     counters: tuple[Counter, ...] = ()
     gauges: tuple[Gauge, ...] = ()
     histograms: tuple[Histogram, ...] = ()
+
+
+# Between the root node and the others. The root alone starts, stops and judges.
+
+
+class NodeBoot(Part, frozen=True):
+    """All that a new node needs to know. Given to a thread, or to a child process at its start."""
+
+    name: str
+    incarnation: int
+    run: str  # the run's id: part of every hello, so that two runs never mix
+    run_dir: str  # for sockets and logs; mode 0700
+    root: str
+    root_incarnation: int
+    root_endpoint: str
+    seed: int = 0
+    heartbeat_s: float = 0.25
+    hang_s: float = 2.0
+    encode_always: bool = False
+    check: bool = False
+    log_dir: str = ""
+    log_level: str = "info"
+
+
+class Known(Part, frozen=True):
+    """What every node knows of one actor."""
+
+    path: str
+    node: str
+    incarnation: int
+    state: State
+    restarts: int = 0
+    pid: int = 0
+    note: bytes = b""
+    last_exit: Reason | None = None
+
+
+class Entries(Message, frozen=True):
+    """Changes of the directory; the whole of it for a new node."""
+
+    rows: tuple[Known, ...]
+
+
+class StartActor(Message, frozen=True):
+    """Start one incarnation. `arguments` are msgpack, decoded by the factory's annotations."""
+
+    path: str
+    incarnation: int
+    factory: str
+    arguments: dict[str, bytes] = {}
+    keeps_mailbox: bool = False  # restart in place after a crash
+    restarts: int = 0
+
+
+class StopActor(Message, frozen=True):
+    path: str
+    incarnation: int
+    grace_s: float
+
+
+class DrainActor(Message, frozen=True):
+    path: str
+    incarnation: int
+    grace_s: float
+
+
+class KillActor(Message, frozen=True):
+    path: str
+    incarnation: int
+    reason: Reason
+
+
+class NodeUp(Message, frozen=True):
+    """Connect to this node."""
+
+    name: str
+    incarnation: int
+    endpoint: str
+
+
+class NodeDown(Message, frozen=True):
+    """This incarnation is dead: nothing from it counts any more."""
+
+    name: str
+    incarnation: int
+
+
+class Halt(Message, frozen=True):
+    """Kill what is left, flush, and end."""
+
+
+NodeIn = StartActor | StopActor | DrainActor | KillActor | Entries | NodeUp | NodeDown | Halt
+
+
+class Exited(Message, frozen=True):
+    """From a node to the root: this incarnation is dead."""
+
+    address: Address
+    reason: Reason
+
+
+class Drained(Message, frozen=True):
+    """From a node to the root: the actor has finished all that it had taken."""
+
+    address: Address
+
+
+class Beat(Message, frozen=True):
+    """A node's heartbeat: its loop runs, this late, and these actors' rows have changed."""
+
+    lag_s: float
+    rows: tuple[ActorRow, ...] = ()
+
+
+class LinkLost(Message, frozen=True):
+    """From a node to the root: its link to another node is lost."""
+
+    name: str
+    incarnation: int
+    reason: Reason
+
+
+RootIn = Ready | Exited | Drained | Beat | LinkLost

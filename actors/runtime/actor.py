@@ -43,6 +43,7 @@ class Actor:
 
     accepts: ClassVar[Any]
     private: ClassVar[Any] = None  # union of what it tells itself: timers, offload results
+    answers: ClassVar[Any] = None  # union of what its asks may be answered with
     mailbox: ClassVar[MailboxSpec] = MailboxSpec()
     offload_threads: ClassVar[Mapping[str, int]] = {"default": 1}
     handlers: ClassVar[dict[type, HandlerRow]] = {}  # filled when the class is defined

@@ -203,6 +203,10 @@ class Context(ABC):
         """Runs `work` in a thread of the actor and waits; nothing else is handled meanwhile."""
 
     @abstractmethod
+    def drained(self) -> None:
+        """After `on_drain`: nothing is left to finish. Only for actors that have an `on_drain`."""
+
+    @abstractmethod
     def crash(self, error: BaseException) -> None:
         """Ends the actor as if a handler had raised."""
 

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from actors.runtime.actor import Actor
+from actors.runtime.actor import Actor, union_members
 from actors.runtime.clock import rng_for
-from actors.runtime.context import Context, Exact, Outcome, Ref, Rejected
+from actors.runtime.context import Context, Exact, Outcome, Ref, Rejected, Reply
 from actors.runtime.mailbox import Envelope
 from actors.runtime.tally import Tally
 from actors.runtime.timers import Timers
@@ -74,7 +74,7 @@ class Cell:
         self.requests: list[str | None] = []  # beside `sent`: what each was sent about
         self.replies: list[Message] = []
         self.watched: set[str] = set()
-        self.spawned: list[str] = []
+        self.is_drained = False
         self.crashed: BaseException | None = None
         self.answer: Callable[[str, Message], Outcome] = lambda path, message: Rejected(
             Cause.NOBODY
@@ -275,7 +275,11 @@ class CellContext(Context):
         self.cell.replies.append(through_msgpack(message))
 
     async def ask(self, ref: Ref[M], message: M, *, timeout_s: float) -> Outcome:
-        return self.cell.answer(ref.path, through_msgpack(message))
+        outcome = self.cell.answer(ref.path, through_msgpack(message))
+        if isinstance(outcome, Reply):
+            answers = union_members(self.cell.actor.answers)
+            assert type(outcome.message) in answers, f"{outcome.message!r} is not in `answers`"
+        return outcome
 
     def watch(self, path: str) -> None:
         self.cell.watched.add(path)
@@ -316,6 +320,9 @@ class CellContext(Context):
     async def in_thread(self, work: Callable[[], T], *, lane: str = "default") -> T:
         assert lane in self.cell.actor.offload_threads, lane
         return work()
+
+    def drained(self) -> None:
+        self.cell.is_drained = True
 
     def crash(self, error: BaseException) -> None:
         self.cell.crashed = error

@@ -1,0 +1,46 @@
+"""This file is the contract of whatever brings nodes to life: threads, child processes, a simulation.
+
+It does not know how. Laws: `exited` is done exactly once and tells all that is known of the death;
+`kill` never waits for the node's cooperation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from messages.system import NodeBoot, Reason
+
+
+class LaunchFailed(Exception):
+    """The node did not come to life. Nothing of it is left."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(f"{reason.cause}: {reason.detail}")
+        self.reason = reason
+
+
+class Launched(Protocol):
+    """One incarnation of a node, as its launcher sees it."""
+
+    @property
+    def pid(self) -> int:
+        """The process it runs in."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where its transport listens."""
+
+    @property
+    def exited(self) -> asyncio.Future[Reason]:
+        """Done when it is dead; belongs to the root's loop."""
+
+    def kill(self) -> None:
+        """Ends it now. Idempotent."""
+
+
+class Launcher(Protocol):
+    """Brings nodes of one kind to life."""
+
+    async def launch(self, boot: NodeBoot) -> Launched:
+        """Returns once the node's transport listens. Raises LaunchFailed."""
