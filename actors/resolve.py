@@ -21,6 +21,7 @@ class Machine(NamedTuple):
     model_path: str  # located on disk
     model_name: str  # what to call the model where the user gave no name
     log_dir: str  # of this run
+    free_port: int = 0  # one that was free a moment ago
 
 
 class Settled(NamedTuple):
@@ -44,6 +45,9 @@ def resolve(config: Config, machine: Machine) -> Settled:
     settle("model", "path", machine.model_path, "located")
     settle("model", "name", config.model.name or machine.model_name, "from the model")
     settle("log", "dir", machine.log_dir, "a directory for this run")
+    if config.gateway.port == 0:
+        # Settled here, not by the gateway, so that a restarted one comes back at the same address.
+        settle("gateway", "port", machine.free_port, "any free one")
     if config.worker.threads == 0:
         settle("worker", "threads", machine.core_count, "one for each core")
     if config.scheduler.prefill_budget < config.scheduler.running_max:

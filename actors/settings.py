@@ -70,6 +70,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "keep_alive_s", "--keep-alive", "seconds an idle connection is kept"),
     Flag("gateway", "stream_bytes_max", "--stream-bytes-max", "unread bytes of one stream"),
     Flag("gateway", "stream_stall_s", "--stream-stall", "seconds a client may not read its stream"),
+    Flag(
+        "gateway",
+        "recover_s",
+        "--recover",
+        "seconds that an interrupted request waits for the part that was lost",
+    ),
     Flag("gateway", "choices_max", "--choices-max", "largest `n` of a request"),
     Flag("gateway", "prompts_max", "--prompts-max", "prompts in one completion request"),
     Flag("gateway", "stops_max", "--stops-max", "stop strings of a request"),
