@@ -1,0 +1,1 @@
+"""The tokenizer: chats and texts to token ids, within the context limit."""
