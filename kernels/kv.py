@@ -1,0 +1,93 @@
+"""This file owns the bytes of keys and values: one pool of pages per layer.
+
+It does not know which page belongs to whom: the scheduler leases page numbers, and `slots.py`
+keeps each sequence's table. A token at position p of a sequence lies at row
+page_table[p // page_size] * page_size + p % page_size.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from kernels.ops.base import Heads
+
+
+class KvPool:
+    """`layers[i]` is (k, v), each [page_count * page_size, hkv, d]. Not cleared when pages change
+    hands: what a page holds beyond its sequence's length is never read."""
+
+    def __init__(
+        self,
+        layer_count: int,
+        heads: Heads,
+        page_count: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Raises MemoryError if the pool does not fit."""
+        assert page_count >= 1 and page_size >= 1, (page_count, page_size)
+        self.page_count, self.page_size = page_count, page_size
+        shape = (page_count * page_size, heads.kv, heads.dim)
+        try:
+            self.layers: list[tuple[Tensor, Tensor]] = [
+                (
+                    torch.zeros(shape, dtype=dtype, device=device),
+                    torch.zeros(shape, dtype=dtype, device=device),
+                )
+                for _ in range(layer_count)
+            ]
+        except RuntimeError as error:
+            raise MemoryError(
+                f"a pool of {page_count} pages of {page_size} tokens does not fit: "
+                f"{page_bytes(layer_count, heads, page_size, dtype) * page_count >> 20} MiB"
+            ) from error
+
+    def poison(self) -> None:
+        """Fills the pools with NaN: whatever reads a row that nobody wrote shows."""
+        for k, v in self.layers:
+            k.fill_(torch.nan)
+            v.fill_(torch.nan)
+
+
+def page_bytes(layer_count: int, heads: Heads, page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    return 2 * layer_count * page_size * heads.kv * heads.dim * dtype.itemsize
+
+
+def fitting_page_count(
+    page_bytes: int, page_size: int, tokens_useful: int, memory_fraction: float, free_bytes: int
+) -> int:
+    """As many pages as `memory_fraction` of the free memory holds, and no more than could ever be
+    used: `tokens_useful` is slots times context."""
+    by_memory = int(free_bytes * memory_fraction) // page_bytes
+    return max(min(by_memory, -(-tokens_useful // page_size)), 0)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that could be had now, the limit of the control group observed."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    candidates = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    fields = dict(line.split(":", 1) for line in read_lines("/proc/meminfo") if ":" in line)
+    if "MemAvailable" in fields:
+        candidates = [int(fields["MemAvailable"].split()[0]) * 1024]
+    limit, used = (
+        read_lines("/sys/fs/cgroup/memory.max"),
+        read_lines("/sys/fs/cgroup/memory.current"),
+    )
+    if limit and used and limit[0].isdigit():
+        candidates.append(max(int(limit[0]) - int(used[0]), 0))
+    return min(candidates)
+
+
+def read_lines(path: str) -> list[str]:
+    """Lines of a file of the system, none if it isn't there."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().split("\n")
+    except OSError:
+        return []
