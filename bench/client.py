@@ -33,7 +33,7 @@ class Usage(msgspec.Struct):
 class Chunk(msgspec.Struct):
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 DECODER = msgspec.json.Decoder(Chunk)
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
                     self._take_chunk(DECODER.decode(line[5:]))
 
     def _take_chunk(self, chunk: Chunk) -> None:
-        if chunk.error is not None:
+        if bytes(chunk.error) not in (b"", b"null"):
             self.error = bytes(chunk.error).decode("utf-8", "replace")
         if chunk.usage is not None:
             self.usage = chunk.usage
