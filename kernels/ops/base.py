@@ -51,7 +51,11 @@ class Ops(Protocol):
         ...
 
     def activation_dtype(self, dtype: str) -> torch.dtype:
-        """What activations and the KV pool are kept in for `dtype` (see `supports`)."""
+        """What activations are kept in for `dtype` (see `supports`)."""
+        ...
+
+    def kv_dtype(self, dtype: str) -> torch.dtype:
+        """What the KV pool is kept in for `dtype`; compiled CPU operators halve it to bfloat16."""
         ...
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> PreparedLinear:

@@ -45,6 +45,9 @@ class ReferenceOps:
     def activation_dtype(self, dtype: str) -> torch.dtype:
         return DTYPES[dtype]
 
+    def kv_dtype(self, dtype: str) -> torch.dtype:
+        return DTYPES[dtype]
+
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> ReferenceLinear:
         to = DTYPES[dtype]
         matrix = weight.dequantize().to(self.device, to)

@@ -19,8 +19,7 @@ from kernels.ops.cpu import build
 
 # As in pack.c. Q6_K is read for embeddings; as a product it goes through bfloat16.
 FORMATS = {
-    name: number
-    for number, name in enumerate("q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k".split())
+    name: number for number, name in enumerate("q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k".split())
 }
 TABLE_DTYPES = {"float32": 8, "bfloat16": 9, "float16": 10}  # for hs_embed, after the formats
 KINDS = {"float32": 0, "bfloat16": 1, "block": 2}
