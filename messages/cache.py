@@ -6,7 +6,7 @@ decode growth spends pages reserved in advance.
 
 from __future__ import annotations
 
-from messages.base import Message
+from messages.base import Message, Part
 from messages.types import Int32s
 
 
@@ -57,4 +57,17 @@ class Return(Message, frozen=True):
     pages: Int32s
 
 
-In = Acquire | Commit | Release | Reserve | Return
+class Candidate(Part, frozen=True):
+    """A waiting request, as far as the cache needs to know it."""
+
+    tokens: Int32s
+    namespace: str = ""
+
+
+class Probe(Message, frozen=True):
+    """How much of each candidate is cached? Answered by `Probed`; nothing is leased."""
+
+    rows: tuple[Candidate, ...]
+
+
+In = Acquire | Commit | Release | Reserve | Return | Probe

@@ -74,4 +74,21 @@ class Freed(Message, frozen=True):
     available_count: int
 
 
-In = Submit | Cancel | StopMet | Acquired | Deferred | Granted | Freed | StepDone | StepFailed
+class Probed(Message, frozen=True):
+    """From the cache, for `Probe`: how many tokens of each candidate it has, in the same order."""
+
+    cached_lens: Int32s
+
+
+In = (
+    Submit
+    | Cancel
+    | StopMet
+    | Acquired
+    | Deferred
+    | Granted
+    | Freed
+    | Probed
+    | StepDone
+    | StepFailed
+)
