@@ -15,6 +15,9 @@ from torch import Tensor
 from kernels.ops.base import Heads
 
 
+FORGET_BYTES_MAX = 256 << 20
+
+
 class KvPool:
     """`layers[i]` is (k, v), each [page_count * page_size, hkv, d]. Not cleared when pages change
     hands: what a page holds beyond its sequence's length is never read."""
@@ -46,11 +49,18 @@ class KvPool:
                 f"{page_bytes(layer_count, heads, page_size, dtype) * page_count >> 20} MiB"
             ) from error
 
-    def poison(self) -> None:
-        """Fills the pools with NaN: whatever reads a row that nobody wrote shows."""
+    def forget(self) -> None:
+        """Makes it visible if anything reads KV from before: fills the first page with NaN, or all
+        of them if the pool is small. A large one is touched as it is used, not at once."""
+        rows = self.page_size
+        if self.byte_count() <= FORGET_BYTES_MAX:
+            rows = self.page_count * self.page_size
         for k, v in self.layers:
-            k.fill_(torch.nan)
-            v.fill_(torch.nan)
+            k[:rows].fill_(torch.nan)
+            v[:rows].fill_(torch.nan)
+
+    def byte_count(self) -> int:
+        return sum(k.nbytes + v.nbytes for k, v in self.layers)
 
 
 def page_bytes(layer_count: int, heads: Heads, page_size: int, dtype: torch.dtype) -> int:

@@ -31,7 +31,7 @@ class CpuAttention:
             raise OpsUnavailable(f"compiled attention has no form for pools of {shape.dtype}")
         self.library = native.load()
         check.check_once()
-        self.dtype = shape.dtype
+        self.shape, self.dtype = shape, shape.dtype
         bf16 = shape.dtype == torch.bfloat16
         self.layers = [
             native.heads_struct(heads, bf16, shape.scale, window=window) for window in shape.windows

@@ -69,6 +69,7 @@ class Decoder:
         self.parameter_count += shape[0] * shape[1]
         self.norm = self.load_vector(source, "model.norm.weight", config.hidden_len)
         self.cos_sin = config.rope.cos_sin(context_len).to(ops.device)
+        self.fused = ops.fuse(self)
         if progress is not None:
             progress("layers", steps, steps)
 
@@ -122,6 +123,10 @@ class Decoder:
         """Writes this step's keys and values into `kv` and returns logits float32 [S, vocab]."""
         config, ops, heads = self.config, self.ops, self.config.heads
         residual = ops.embed(self.embedding, ids)
+        if self.fused is not None:
+            logits = self.fused(residual, positions, write_index, kv.layers, attention, sampled)
+            if logits is not None:
+                return logits
         x = ops.rms_norm(residual, self.layers[0].input_norm, config.norm_eps)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):

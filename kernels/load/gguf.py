@@ -2,8 +2,8 @@
 
 The container is parsed here (the `gguf` package takes over a second for the vocabulary alone);
 blocks are read by that package. Metadata become a config in Hugging Face's terms, tensors get
-Hugging Face's names, and the reordering of rows of q and k that llama files carry is undone. It does
-not know tokenizers: of the vocabulary it takes the ids that end a text.
+Hugging Face's names, and the reordering of rows of q and k that llama files carry is undone. It
+does not know tokenizers: of the vocabulary it takes the ids that end a text.
 
 Trust: sizes and offsets come from the file and are checked against its length before use.
 """

@@ -39,6 +39,23 @@ class Heads:
         return (self.query + 2 * self.kv) * self.dim
 
 
+class FusedForward(Protocol):
+    """A whole decoder as one operator, with the bits of operator by operator."""
+
+    def __call__(
+        self,
+        residual: Tensor,  # [T, H] embedded tokens; overwritten
+        positions: Tensor,  # int32 [T]
+        write_index: Tensor,  # int64 [T]
+        pools: list[tuple[Tensor, Tensor]],  # (k, v) of each layer
+        attention: Any,  # an Attention, planned for this step
+        sampled: Tensor,  # int64 [S], ascending
+    ) -> Tensor | None:
+        """Logits float32 [S, vocab], keys and values written; None, nothing done, if it can't work
+        with this attention."""
+        ...
+
+
 class Ops(Protocol):
     """Operators of one device flavour. `dtype` is that of activations and of the KV pool."""
 
@@ -56,6 +73,10 @@ class Ops(Protocol):
 
     def kv_dtype(self, dtype: str) -> torch.dtype:
         """What the KV pool is kept in for `dtype`; compiled CPU operators halve it to bfloat16."""
+        ...
+
+    def fuse(self, decoder: Any) -> FusedForward | None:
+        """All of `decoder` (a loaded `layers.decoder.Decoder`) in one call, where that exists."""
         ...
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> PreparedLinear:

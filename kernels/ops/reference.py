@@ -8,6 +8,7 @@ promises closeness only. Block formats are dequantized when they are prepared.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,9 @@ class ReferenceOps:
 
     def kv_dtype(self, dtype: str) -> torch.dtype:
         return DTYPES[dtype]
+
+    def fuse(self, decoder: Any) -> None:
+        return None
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> ReferenceLinear:
         to = DTYPES[dtype]

@@ -84,6 +84,8 @@ SIGNATURES = {
     "hs_silu_mul": (c_void_p, c_int64, c_int64, c_void_p),
     "hs_rope_write": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
                       c_void_p, c_void_p, c_int64, c_void_p),
+    "hs_forward": (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p,
+                   c_void_p, c_int64, c_void_p),
     "hs_attend": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
 }
 # fmt: on

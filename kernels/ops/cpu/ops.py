@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from kernels.ops.base import OPS, Heads
 from kernels.ops.cpu import check, native
 from kernels.ops.cpu.arena import Arena
 from kernels.ops.cpu.native import FORMATS, KINDS, TABLE_DTYPES, LinearStruct, pointer
+from kernels.ops.cpu.stack import CpuDecoder
 from kernels.quant.weight import BlockWeight, DenseWeight, Weight
 
 PACK_ROWS = 4096  # rows widened to float32 at a time; whole panels
@@ -64,6 +66,9 @@ class CpuOps:
 
     def set_threads(self, count: int) -> None:
         native.check(self.library.hs_set_threads(count))
+
+    def fuse(self, decoder: Any) -> CpuDecoder | None:
+        return CpuDecoder(self.library, decoder)
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> CpuLinear:
         n, k = weight.shape

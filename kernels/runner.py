@@ -1,0 +1,318 @@
+"""This file is the door to the kernels: load a model, execute steps.
+
+It does not know requests, actors or text: tokens in, tokens out. A person can use it alone:
+
+    >>> import numpy as np
+    >>> from kernels.batch import Sampling, SlotOpen, StepInput
+    >>> from kernels.runner import Runner, RunnerOptions
+    >>> runner = Runner.load("SmolLM2-135M-Instruct.Q4_1.gguf", RunnerOptions(kv_tokens=1024))
+    >>> prompt = np.array([504, 3575, 282, 4649, 314], np.int32)  # "The capital of France is"
+    >>> pages = np.arange(2, dtype=np.int32)  # 32 tokens of room
+    >>> begin = SlotOpen(0, prompt, len(prompt), 0, pages, Sampling(temperature=0))
+    >>> slot, one = np.array([0], np.int32), np.array([1], np.int32)
+    >>> step = StepInput(slot, np.array([len(prompt)], np.int32), opened=[begin])
+    >>> tokens = [int(runner.execute(step).tokens[0])]
+    >>> tokens += [int(runner.execute(StepInput(slot, one)).tokens[0]) for _ in range(5)]
+
+Laws: steps run in order and one at a time, always from the same thread; what a slot yields depends
+on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
+from kernels.batch import Sampling, SlotOpen, StepInput, StepOutput, no_ints
+from kernels.kv import KvPool, fitting_page_count, free_memory_bytes, page_bytes
+from kernels.layers.decoder import Decoder
+from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
+from kernels.models.base import MODELS, DecoderConfig
+from kernels.ops.base import OPS, Ops, OpsUnavailable
+from kernels.ops.sampling import sample
+from kernels.quant.weight import BLOCK_FORMATS
+from kernels.registry import UnknownName
+from kernels.slots import FlatBatch, Slots
+
+DTYPES = ("auto", "quantized", "bfloat16", "float16", "float32")
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    dtype: str = "auto"  # one of DTYPES; auto: what the operators do fast for the file's weights
+    device: str = "auto"
+    load_format: str = "auto"  # a name of LOADERS
+    page_size: int = 16
+    kv_tokens: int = 0  # 0: as many as memory_fraction of the free memory holds
+    slot_count: int = 64
+    step_tokens_max: int = 2048
+    context_len: int = 0  # 0: the model's own
+    attention: str = "auto"  # a name of ATTENTION
+    ops: str = "auto"  # a name of OPS
+    threads: int = 0  # 0: as many as cores that this process may use
+    memory_fraction: float = 0.5
+    seed: int = 0  # of invented weights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    name: str
+    vocab_size: int
+    context_len: int
+    eos_ids: tuple[int, ...]
+    page_size: int
+    page_count: int
+    dtype: str
+    device: str
+    parameter_count: int
+    notes: tuple[str, ...] = ()  # what "auto" was settled to, and why, for a log
+
+
+class Runner:
+    """A loaded model with its KV pool and batch state."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KvPool,
+        slots: Slots,
+        attention: Attention,
+        facts: ModelFacts,
+        options: RunnerOptions,
+    ) -> None:
+        self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
+        self.facts, self.options = facts, options
+        self.device = kv.layers[0][0].device
+
+    @staticmethod
+    def load(
+        path: str | Path, options: RunnerOptions | None = None, progress: Progress | None = None
+    ) -> Runner:
+        """Reads the model at `path` (a directory or a .gguf file) and makes its pool. Raises
+        LoadError (the file's or the operator's fault), MemoryError if it doesn't fit."""
+        return load_runner(Path(path), options or RunnerOptions(), progress)
+
+    def execute(self, step: StepInput) -> StepOutput:
+        """Runs one step: applies its deltas, computes its rows, appends what was sampled. Raises
+        MemoryError, with nothing appended; anything else raised is our bug."""
+        self.slots.apply(step)
+        batch = self.slots.flatten(step)
+        gone = step.slots[self.slots.failed[step.slots]]
+        if not len(batch.slots):
+            return StepOutput(no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE)
+        try:
+            with torch.inference_mode():
+                logits = self.forward(batch)
+                sampled = sample(logits, self.slots, batch.sampled_slots, self.facts.eos_ids)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
+                raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
+            raise
+        good = ~sampled.failed
+        slots, tokens = batch.sampled_slots[good], sampled.tokens[good]
+        failed = batch.sampled_slots[sampled.failed]
+        self.slots.settle(batch, slots, tokens, failed)
+        logprobs = sampled.logprobs
+        if logprobs is not None:
+            logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
+        detail = NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
+        return StepOutput(slots, tokens, logprobs, np.concatenate((failed, gone)), detail)
+
+    def forward(self, batch: FlatBatch) -> Tensor:
+        """Writes the batch's keys and values; logits float32 [S, vocab] of its sampled rows."""
+        self.attention.plan(
+            AttentionBatch(
+                page_table=self.to_device(batch.page_table),
+                query_start=self.to_device(batch.query_start),
+                query_len=self.to_device(batch.query_len),
+                kv_len=self.to_device(batch.kv_len),
+                page_size=self.kv.page_size,
+                query_len_max=int(batch.query_len.max()),
+                kv_len_max=int(batch.kv_len.max()),
+            )
+        )
+        return self.model.forward(
+            self.to_device(batch.ids),
+            self.to_device(batch.positions),
+            self.to_device(batch.write_index),
+            self.kv,
+            self.attention,
+            self.to_device(batch.sampled),
+        )
+
+    def to_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+    def warm_up(self) -> None:
+        """Runs a prefill and a decode step, so that what is made at the first use is made now.
+        Call it before the first step: it writes over the pool and empties the slots."""
+        room = self.kv.page_count * self.kv.page_size
+        length = min(self.options.step_tokens_max, room, self.slots.context_len, 512) - 1
+        if length < 1:
+            return
+        tokens = np.arange(length, dtype=np.int32) % self.facts.vocab_size
+        pages = np.arange(-(-(length + 1) // self.kv.page_size), dtype=np.int32)
+        opened = SlotOpen(0, tokens, length, 0, pages, Sampling())
+        slot = np.zeros(1, np.int32)
+        self.execute(StepInput(slot, np.array([length], np.int32), opened=[opened]))
+        self.execute(StepInput(slot, np.ones(1, np.int32)))
+        self.reset()
+
+    def reset(self, keep_kv: bool = False) -> None:
+        """Empties every slot. With `keep_kv` the pages keep their content and may be named as cached
+        by later steps; without it they hold nothing that may be read before it is written."""
+        self.slots.clear()
+        if not keep_kv:
+            self.kv.forget()
+
+
+NOT_NUMBERS = "the model's output for this sequence is not a number"
+FAILED_BEFORE = "an earlier step of this sequence has failed"
+
+
+def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -> Runner:
+    if options.dtype not in DTYPES:
+        raise BadConfig(f"unknown dtype {options.dtype!r}; known are: {', '.join(DTYPES)}")
+    threads = options.threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    source = open_source(path, options)
+    config = read_config(source)
+    device = torch.device("cpu" if options.device == "auto" else options.device)
+    notes: list[str] = []
+    ops, dtype = settle_ops(options, source.weight_format, device, notes)
+    context_len = settle_context(options.context_len, config.context_len)
+    model = Decoder(config, source, ops, dtype, context_len, progress)
+    source.finish()
+
+    kv_dtype = ops.activation_dtype(dtype)
+    attention = settle_attention(options, config, kv_dtype, device, notes)
+    page_count = settle_pages(options, config, kv_dtype, context_len, device)
+    kv = KvPool(config.layer_count, config.heads, page_count, options.page_size, kv_dtype, device)
+    slots = Slots(options.slot_count, context_len, options.page_size, page_count)
+    facts = ModelFacts(
+        name=source.name,
+        vocab_size=config.vocab_size,
+        context_len=context_len,
+        eos_ids=source.eos_ids,
+        page_size=options.page_size,
+        page_count=page_count,
+        dtype=dtype,
+        device=str(device),
+        parameter_count=model.parameter_count,
+        notes=tuple(notes),
+    )
+    return Runner(model, kv, slots, attention, facts, options)
+
+
+def open_source(path: Path, options: RunnerOptions) -> WeightSource:
+    name = options.load_format
+    if name == "auto":
+        name = detect(path)
+    try:
+        factory = LOADERS.get(name)
+    except UnknownName as error:
+        raise BadConfig(str(error)) from None
+    return factory(path, options.seed)
+
+
+def read_config(source: WeightSource) -> DecoderConfig:
+    """By the first of `architectures` that we know."""
+    names = source.config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise BadConfig("config.json names no architectures")
+    known = [name for name in names if name in MODELS.names()]
+    if not known:
+        raise BadConfig(
+            f"unknown architecture {names[0]!r}; known are: {', '.join(MODELS.names())}"
+        )
+    return MODELS.get(known[0])(source.config)
+
+
+def settle_ops(
+    options: RunnerOptions, weight_format: str, device: torch.device, notes: list[str]
+) -> tuple[Ops, str]:
+    """Operators and dtype; each choice that was left open goes into `notes` with its reason."""
+    quantized = weight_format in BLOCK_FORMATS
+    if options.dtype == "quantized" and not quantized:
+        raise BadConfig(
+            f"dtype 'quantized' needs block-quantized weights; these are {weight_format}"
+        )
+    wanted = [options.dtype]
+    if options.dtype == "auto":
+        wanted = [*(["quantized"] if quantized else []), "bfloat16", "float32"]
+    names = [options.ops] if options.ops != "auto" else [device.type, "reference"]
+    flavours: list[tuple[str, Ops]] = []
+    for name in names:
+        try:
+            flavours.append((name, OPS.get(name)(device)))
+        except (OpsUnavailable, UnknownName) as reason:
+            if options.ops != "auto":
+                raise BadConfig(str(reason)) from reason
+            notes.append(f"operators {name!r} not used: {reason}")
+    for dtype in wanted:
+        for name, ops in flavours:
+            if ops.supports(dtype, weight_format):
+                notes.append(f"weights {weight_format} computed as {dtype} by operators {name!r}")
+                return ops, dtype
+    name, ops = flavours[-1]
+    notes.append(f"weights {weight_format} computed as {wanted[-1]} by operators {name!r}")
+    return ops, wanted[-1]
+
+
+def settle_attention(
+    options: RunnerOptions,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    notes: list[str],
+) -> Attention:
+    shape = AttentionShape(config.heads, config.heads.dim**-0.5, config.windows, dtype, device)
+    names = [options.attention] if options.attention != "auto" else [device.type, "torch"]
+    for name in names:
+        try:
+            attention = ATTENTION.get(name)(shape)
+        except (OpsUnavailable, UnknownName) as reason:
+            if name == names[-1]:
+                raise BadConfig(str(reason)) from reason
+            notes.append(f"attention {name!r} not used: {reason}")
+        else:
+            notes.append(f"attention {name!r}")
+            return attention
+    raise AssertionError("the last name returns or raises")
+
+
+def settle_context(wanted: int, own: int) -> int:
+    if wanted > own:
+        raise BadConfig(f"a context of {wanted} tokens was asked for; the model's own is {own}")
+    return wanted or own
+
+
+def settle_pages(
+    options: RunnerOptions,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    context_len: int,
+    device: torch.device,
+) -> int:
+    """Pages of the pool. Raises MemoryError if not one fits."""
+    if options.kv_tokens:
+        return -(-options.kv_tokens // options.page_size)
+    each = page_bytes(config.layer_count, config.heads, options.page_size, dtype)
+    page_count = fitting_page_count(
+        each,
+        options.page_size,
+        options.slot_count * context_len,
+        options.memory_fraction,
+        free_memory_bytes(device),
+    )
+    if page_count < 1:
+        raise MemoryError(f"no memory for one page of {each} bytes beside the weights")
+    return page_count
