@@ -14,7 +14,6 @@ from torch import Tensor
 
 from kernels.ops.base import Heads
 
-
 FORGET_BYTES_MAX = 256 << 20
 
 
