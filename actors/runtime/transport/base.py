@@ -19,8 +19,9 @@ from messages.system import Reason
 class Inbound(Protocol):
     """What a node offers to its transport. Called on the node's loop only."""
 
-    def arrive(self, node: str, header: Header, body: Message | bytes) -> None:
-        """Takes one message from `node`. `bytes` are msgpack, for the receiver's union."""
+    def arrive(self, node: str, header: Header, body: Message | bytes | memoryview) -> None:
+        """Takes one message from `node`. Bytes are msgpack, for the receiver's union; decode them
+        during the call (a memoryview, used for large ones, keeps a whole frame alive)."""
 
     def link_up(self, node: str, incarnation: int) -> None:
         """The peer answered the hello: messages flow both ways."""

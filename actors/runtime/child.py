@@ -1,0 +1,132 @@
+"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD`.
+
+It does not know which actors the node will hold; it imports what they need only when the root asks
+for them, so that a node without a worker never loads torch. At its top it imports the standard
+library alone: the ties to the parent come first.
+
+Law: this process ends when its parent does. Three ways, since each has a gap: the kernel's signal
+at the parent's death, the pipe that only the parent holds open, and the parent's id at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from actors.runtime.process import ChildBoot
+
+PR_SET_PDEATHSIG = 1
+
+
+class Ready:
+    """Tells the parent where this node listens."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd: int | None = fd
+
+    def tell(self, endpoint: str) -> None:
+        assert self._fd is not None, "told already"
+        os.write(self._fd, endpoint.encode() + b"\n")
+        os.close(self._fd)
+        self._fd = None
+
+
+def tie_to_parent(life_fd: int) -> None:
+    """From here on this process dies with its parent, also while it is stuck in foreign code."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(life_fd, 1):
+                pass
+        end_group()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def end_group() -> None:
+    """Ends this process and what it has started."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+async def serve_node(boot: ChildBoot, ready: Ready) -> int:
+    """Runs a node until the root halts it or is lost. The exit code is 0 only for the former."""
+    from pathlib import Path
+
+    from actors.runtime.log import Logs
+    from actors.runtime.node import Node
+    from actors.runtime.transport.zmq import ZmqTransport
+    from messages.system import Cause
+
+    node_boot = boot.node
+    logs = Logs(
+        node=node_boot.name,
+        directory=Path(node_boot.log_dir) if node_boot.log_dir else None,
+        level=node_boot.log_level,
+        colors=boot.log_colors,
+        file_bytes_max=boot.log_file_bytes_max,
+        files_max=boot.log_files_max,
+    )
+    logs.adopt_stdlib()
+    transport = ZmqTransport(
+        node_boot.name,
+        node_boot.incarnation,
+        run=node_boot.run,
+        run_dir=Path(node_boot.run_dir),
+        token=boot.token,
+        heartbeat_s=node_boot.heartbeat_s,
+        hang_s=node_boot.hang_s,
+    )
+    node = Node(node_boot, transport=transport, log=logs.log_for())
+    try:
+        await node.start()
+        ready.tell(transport.endpoint)
+        reason = await node.wait()
+        return 0 if reason.cause is Cause.STOPPED else 1
+    finally:
+        await node.close()
+        logs.close()
+
+
+def main(argv: list[str]) -> int:
+    _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:4])
+    tie_to_parent(life_fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    import asyncio
+    import importlib
+
+    import msgspec
+
+    from actors.runtime.process import ChildBoot
+
+    with open(boot_fd, "rb") as file:
+        boot = msgspec.msgpack.decode(file.read(), type=ChildBoot)
+    if os.getppid() != boot.parent_pid:  # it died before the signal was asked for
+        end_group()
+    sys.path[:] = boot.sys_path
+    module, _, name = boot.entry.partition(":")
+    entry = getattr(importlib.import_module(module), name)
+    code: int = asyncio.run(entry(boot, Ready(ready_fd)))
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # Not by return: a thread that is stuck in foreign code must not hold up the end.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,276 @@
+"""This file brings a node to life in a process of its own, and tells when and how that one died.
+
+It does not know what the node does. The child is a fresh interpreter (`actors/runtime/child.py`),
+never a fork: nothing of the parent but what is handed over. Its boot data comes by an inherited
+descriptor, not by arguments or environment, which others can read.
+
+Laws: `exited` is done exactly once, when the child is dead and reaped, with exit code, signal and
+last lines of output; `kill` waits for nothing; what the child started in its process group dies
+with it; a child outlives its parent in no case (pipe, parent-death signal, parent id).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from actors.runtime.launch import LaunchFailed
+from messages.system import Cause, NodeBoot, Reason
+
+LAST_LINES_MAX = 20
+LINE_CHARS_MAX = 500
+READ_BYTES_MAX = 65_536
+PYTHON = (sys.executable, "-P", "-X", "faulthandler")
+CHILD_MODULE = "actors.runtime.child"
+ROOT = Path(__file__).resolve().parents[2]  # what `actors` is imported from
+
+
+class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child reads before anything else."""
+
+    node: NodeBoot
+    token: bytes
+    parent_pid: int
+    sys_path: tuple[str, ...]
+    entry: str  # "module:function", an async function of (ChildBoot, ready) that gives an exit code
+    log_colors: bool = False
+    log_file_bytes_max: int = 16 << 20
+    log_files_max: int = 4
+
+
+class ChildProcess:
+    """One life of a child, seen from its parent. Made by `spawn_node`."""
+
+    def __init__(
+        self,
+        node: str,
+        popen: subprocess.Popen[bytes],
+        life_fd: int,
+        ready_fd: int,
+        forward: Callable[[bytes], None],
+    ) -> None:
+        self.node = node
+        self.pid = popen.pid
+        self.endpoint = ""
+        self._loop = asyncio.get_running_loop()
+        self.exited: asyncio.Future[Reason] = self._loop.create_future()
+        self.ready: asyncio.Future[str | None] = self._loop.create_future()
+        self._popen = popen
+        self._life_fd: int | None = life_fd
+        self._ready_fd: int | None = ready_fd
+        self._forward = forward
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
+        self._half_line = b""
+        self._ready_bytes = b""
+        self._output_fd: int | None = _fileno(popen)
+        self._pid_fd = os.pidfd_open(popen.pid)
+        for fd in (self._output_fd, ready_fd):
+            os.set_blocking(fd, False)
+        self._loop.add_reader(self._pid_fd, self._died)
+        self._loop.add_reader(self._output_fd, self._read_output)
+        self._loop.add_reader(ready_fd, self._read_ready)
+
+    def kill(self) -> None:
+        """Ends the child and all in its process group now. Waits for nothing; idempotent."""
+        if not self.exited.done():
+            self._kill_group()
+
+    def terminate(self) -> None:
+        """Asks the child to end (SIGTERM); it may take its time or refuse."""
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._popen.terminate()
+
+    def _kill_group(self) -> None:
+        # Until the child is reaped neither its pid nor its group's id can belong to anyone else.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _read_ready(self) -> None:
+        assert self._ready_fd is not None
+        data = os.read(self._ready_fd, 4096)
+        self._ready_bytes += data
+        if data and not data.endswith(b"\n"):
+            return
+        self._loop.remove_reader(self._ready_fd)
+        os.close(self._ready_fd)
+        self._ready_fd = None
+        if not self.ready.done():
+            self.endpoint = self._ready_bytes.decode(errors="replace").strip()
+            self.ready.set_result(self.endpoint or None)
+
+    def _read_output(self) -> bool:
+        """Takes one piece of what the child wrote. False: nothing more now, or ever."""
+        if self._output_fd is None:
+            return False
+        try:
+            data = os.read(self._output_fd, READ_BYTES_MAX)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_output()
+            return False
+        self._forward(data)
+        *lines, self._half_line = (self._half_line + data).split(b"\n")
+        self._half_line = self._half_line[-READ_BYTES_MAX:]
+        for line in lines[-LAST_LINES_MAX:]:
+            self._keep_line(line)
+        return True
+
+    def _keep_line(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self._last_lines.append(text[:LINE_CHARS_MAX])
+
+    def _close_output(self) -> None:
+        if self._output_fd is not None:
+            self._loop.remove_reader(self._output_fd)
+            self._output_fd = None
+            assert self._popen.stdout is not None
+            self._popen.stdout.close()
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pid_fd)
+        os.close(self._pid_fd)
+        self._kill_group()  # what it has left behind
+        code = self._popen.wait()  # dead already: gives its status, reaps it
+        for _ in range(64):  # what is in the pipe, however much others still write into it
+            if not self._read_output():
+                break
+        self._keep_line(self._half_line)
+        self._close_output()
+        if self._life_fd is not None:
+            os.close(self._life_fd)
+            self._life_fd = None
+        if self._ready_fd is not None:
+            self._read_ready_at_death(self._ready_fd)
+        self.exited.set_result(reason_of_exit(code, tuple(self._last_lines)))
+
+    def _read_ready_at_death(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        os.close(fd)
+        self._ready_fd = None
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+
+def reason_of_exit(code: int, last_lines: tuple[str, ...]) -> Reason:
+    """What an exit status says. `code` as in subprocess: negative for a signal."""
+    if code >= 0:
+        detail = f"exit code {code}"
+        return Reason(cause=Cause.EXITED, detail=detail, exit_code=code, last_lines=last_lines)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    detail = f"killed by {name}"
+    if -code == signal.SIGKILL:
+        detail += " (by the operator, by its supervisor, or for want of memory)"
+    return Reason(cause=Cause.EXITED, detail=detail, signal=-code, last_lines=last_lines)
+
+
+async def spawn_node(
+    boot: NodeBoot,
+    *,
+    token: bytes,
+    entry: str = "actors.runtime.child:serve_node",
+    environment: Mapping[str, str] | None = None,
+    start_timeout_s: float = 60.0,
+    forward: Callable[[bytes], None] | None = None,
+    log_file_bytes_max: int = 16 << 20,
+    log_files_max: int = 4,
+) -> ChildProcess:
+    """Starts a child and waits until its transport listens.
+
+    `environment` is added to this process' own (numbers of threads are read by libraries as they
+    load). `forward` gets the child's output as it comes; by default it goes to this stderr.
+    Raises LaunchFailed when it dies before, or is not there in `start_timeout_s` (it is killed).
+    """
+    child_boot = ChildBoot(
+        node=boot,
+        token=token,
+        parent_pid=os.getpid(),
+        sys_path=import_path(),
+        entry=entry,
+        log_colors=os.isatty(2),
+        log_file_bytes_max=log_file_bytes_max,
+        log_files_max=log_files_max,
+    )
+    child = spawn_child(child_boot, environment or {}, forward or write_to_stderr)
+    try:
+        async with asyncio.timeout(start_timeout_s):
+            endpoint = await asyncio.shield(child.ready)
+    except TimeoutError:
+        child.kill()
+        reason = Reason(
+            cause=Cause.HUNG,
+            detail=f"node {boot.name} was not up in {start_timeout_s:g} s",
+            last_lines=(await asyncio.shield(child.exited)).last_lines,
+        )
+        raise LaunchFailed(reason) from None
+    except asyncio.CancelledError:
+        child.kill()
+        raise
+    if endpoint is None:
+        child.kill()  # it may have closed the descriptor and live on
+        raise LaunchFailed(await asyncio.shield(child.exited))
+    return child
+
+
+def spawn_child(
+    boot: ChildBoot, environment: Mapping[str, str], forward: Callable[[bytes], None]
+) -> ChildProcess:
+    """Starts a child without waiting for it. Its descriptors: boot data, a pipe whose other end is
+    held by this process for as long as it lives, and a pipe to say that it is ready."""
+    boot_fd = os.memfd_create("boot")
+    life_read_fd, life_write_fd = os.pipe()
+    ready_read_fd, ready_write_fd = os.pipe()
+    theirs = (boot_fd, life_read_fd, ready_write_fd)
+    try:
+        os.write(boot_fd, msgspec.msgpack.encode(boot))
+        os.lseek(boot_fd, 0, os.SEEK_SET)
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        popen = subprocess.Popen(
+            # -P: the current directory may hold other things called `actors`.
+            [*PYTHON, "-m", CHILD_MODULE, boot.node.name, *map(str, theirs)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=theirs,
+            process_group=0,  # Ctrl-C is for the parent; and `kill` reaches all of the group
+            env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            bufsize=0,
+        )
+    except BaseException:
+        os.close(life_write_fd)
+        os.close(ready_read_fd)
+        raise
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    return ChildProcess(boot.node.name, popen, life_write_fd, ready_read_fd, forward)
+
+
+def import_path() -> tuple[str, ...]:
+    """What this process imports from, so that a child finds the same modules."""
+    return tuple(os.path.abspath(entry) for entry in sys.path)
+
+
+def write_to_stderr(data: bytes) -> None:
+    """Passes a child's output on, where this process has a stderr of its own."""
+    with contextlib.suppress(OSError):
+        os.write(2, data)
+
+
+def _fileno(popen: subprocess.Popen[bytes]) -> int:
+    assert popen.stdout is not None
+    return popen.stdout.fileno()
