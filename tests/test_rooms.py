@@ -113,6 +113,7 @@ RULES: tuple[Rule, ...] = (
     # What tokenizer and detokenizer know in common: a library, not a room (nobody lives there).
     Rule("actors/vocab/*", ("msgspec", "tokenizers", "actors.vocab"), PURE | {"os", "mmap"}),
     # Files that need a library of their trade.
+    Rule("actors/tokenizer/sandbox.py", ("jinja2", "markupsafe"), PURE),
     Rule(
         "actors/tokenizer/chat.py",
         ("jinja2", "markupsafe", "msgspec", *ROOM_MESSAGES, "actors.tokenizer"),

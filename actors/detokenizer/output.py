@@ -18,7 +18,7 @@ from actors.vocab.pieces import Pieces
 from messages.base import Address
 from messages.detokenizer import Open, Tail
 from messages.gateway import Delta, TokenLogprob
-from messages.types import Fault, FinishReason, Logprob, Problem, Usage, unpack
+from messages.types import FinishReason, Logprob, Usage, unpack
 
 
 class Output:
@@ -92,13 +92,19 @@ class Output:
         released = matcher.push(text, counts=self.token_count > self.min_tokens) if text else ""
         return released + matcher.finish() if matcher.matched is None else released
 
+    def follows(self, tail: Tail) -> bool:
+        """False where tokens are missing in between: no text can be right then."""
+        return self.ended or tail.index == self.token_count
+
     def take(self, tail: Tail) -> Delta | None:
-        """What the client gets for this tail; None after its finish, or where there is nothing."""
+        """What the client gets for this tail; None after its finish, or where there is nothing.
+
+        The tail must follow on what came before: see `follows`.
+        """
         if self.ended or (not tail.tokens and tail.finish is None):
             return None
+        assert self.follows(tail), (tail.index, self.token_count)
         token_ids = unpack(tail.tokens)
-        if tail.index != self.token_count:
-            return self.lose(tail)
         text, told = self.take_text(tail, token_ids)
         count = self.token_count - tail.index
         finish, matched, usage = tail.finish, tail.matched, tail.usage
@@ -141,19 +147,6 @@ class Output:
             self.token_count += silent
             text += self.finish()
         return text, told
-
-    def lose(self, tail: Tail) -> Delta:
-        """Tokens are missing between what came before and this tail: no text can be right."""
-        self.ended = True
-        return Delta(
-            request=self.request,
-            attempt=self.attempt,
-            index=self.token_count,
-            token_count=0,
-            finish=FinishReason.ERROR,
-            usage=tail.usage,
-            problem=Problem(Fault.INTERNAL, "part of the output was lost"),
-        )
 
     def spell(self, logprobs: Sequence[Logprob]) -> tuple[TokenLogprob, ...]:
         return tuple(

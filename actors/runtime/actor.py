@@ -45,7 +45,7 @@ class Actor:
     private: ClassVar[Any] = None  # union of what it tells itself: timers, offload results
     answers: ClassVar[Any] = None  # union of what its asks may be answered with
     mailbox: ClassVar[MailboxSpec] = MailboxSpec()
-    offload_threads: ClassVar[Mapping[str, int]] = {"default": 1}
+    offload_threads: Mapping[str, int] = {"default": 1}  # by lane; an instance may set its own
     handlers: ClassVar[dict[type, HandlerRow]] = {}  # filled when the class is defined
 
     context: Context  # set before `on_start`

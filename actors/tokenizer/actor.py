@@ -1,0 +1,260 @@
+"""This file is the tokenizer: it gives each prompt to a thread, and what comes back to the router.
+
+It does not know HTTP, steps or pages. Encoding and templates run in threads of its own, so that
+however long a prompt is, cancels and other prompts go on. Laws: each Encode is answered by one
+Encoded and a Submit, or by one terminal message to the gateway; a Cancel never overtakes its
+request; no more than `queued_max` prompts wait, nor more than QUEUED_BYTES_MAX of text.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from actors.runtime.actor import Actor, MailboxSpec
+from actors.runtime.context import Ref
+from actors.tokenizer.chat import ChatTemplates
+from actors.tokenizer.prompt import Refused, check_chars, check_ids, check_sampling, refuse, settle
+from actors.vocab.vocab import Vocab
+from messages import gateway, router, scheduler, tokenizer
+from messages.base import Address
+from messages.config import ModelConfig, Paths, TokenizerConfig
+from messages.gateway import Delta, Deltas, Encoded, Failed
+from messages.scheduler import Submit
+from messages.system import Cause, Undelivered
+from messages.tokenizer import Encode
+from messages.types import Fault, FinishReason, Int32s, Problem, Sampling, Usage, pack, unpack
+from messages.worker import Facts
+
+QUEUED_BYTES_MAX = 256 << 20
+SENT_MAX = 16_384  # submits that the router may still give back
+RETRY_AFTER_S = 1.0
+ENCODE_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Prompt(NamedTuple):
+    """What a thread made of an Encode."""
+
+    ids: Int32s
+    prompt_len: int
+    sampling: Sampling
+
+
+class Done(NamedTuple):
+    """Told by a thread: the prompt of `pending[key]`, or why there is none."""
+
+    key: tuple[str, int]
+    result: Prompt | Exception
+
+
+class Pending:
+    """An Encode that a thread has or will have. `is_cancelled` is read there too."""
+
+    __slots__ = ("byte_count", "encode", "is_cancelled", "since_s")
+
+    def __init__(self, encode: Encode, byte_count: int, since_s: float) -> None:
+        self.encode = encode
+        self.byte_count = byte_count
+        self.since_s = since_s
+        self.is_cancelled = False
+
+
+class Tokenizer(Actor):
+    accepts = tokenizer.In
+    private = Done
+    mailbox = MailboxSpec(count_max=16_384, bytes_max=QUEUED_BYTES_MAX)
+
+    def __init__(self, model: ModelConfig, tokenizer: TokenizerConfig, paths: Paths) -> None:
+        self.model = model
+        self.config = tokenizer
+        self.paths = paths
+        self.offload_threads = {"default": tokenizer.threads}
+        self.pending: dict[tuple[str, int], Pending] = {}
+        self.pending_bytes = 0
+        self.sent: OrderedDict[str, tuple[int, Address]] = OrderedDict()
+
+    async def on_start(self) -> bytes:
+        self.router: Ref[router.In] = self.context.peer(self.paths.router)
+        self.facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
+        self.core = await self.context.in_thread(self.load)
+        return b""
+
+    def load(self) -> Core:
+        vocab = Vocab.load(self.model.path)
+        templates = dict(vocab.templates)
+        if self.config.chat_template:
+            templates = {"default": Path(self.config.chat_template).read_text("utf-8")}
+        return Core(vocab, ChatTemplates(templates, vocab.named), self.facts, self.config)
+
+    def on_encode(self, message: Encode) -> None:
+        key = (message.request, message.attempt)
+        assert key not in self.pending, key
+        byte_count = byte_count_of(message)
+        if (
+            len(self.pending) >= self.config.queued_max
+            or self.pending_bytes + byte_count > QUEUED_BYTES_MAX
+        ):
+            self.fail(
+                message.request,
+                message.attempt,
+                message.reply_to,
+                Problem(
+                    Fault.OVERLOADED, "Too many prompts are waiting.", retry_after_s=RETRY_AFTER_S
+                ),
+            )
+            return
+        pending = Pending(message, byte_count, self.context.now_s())
+        self.pending[key] = pending
+        self.pending_bytes += byte_count
+        core = self.core
+        self.context.offload(
+            lambda: None if pending.is_cancelled else core.encode(message),
+            lambda result: Done(key, result if result is not None else Cancelled()),
+        )
+
+    def on_cancel(self, message: tokenizer.Cancel) -> None:
+        pending = self.pending.get((message.request, message.attempt))
+        if pending is not None:
+            # Its end is sent when the thread is through, so that it is sent once.
+            pending.is_cancelled = True
+            return
+        cancel = scheduler.Cancel(message.request, message.attempt)
+        self.router.tell(cancel, request=message.request)
+
+    def on_done(self, message: Done) -> None:
+        pending = self.pending.pop(message.key)
+        self.pending_bytes -= pending.byte_count
+        encode, result = pending.encode, message.result
+        if pending.is_cancelled:
+            self.abort(encode)
+        elif isinstance(result, Prompt):
+            waited_s = self.context.now_s() - pending.since_s
+            self.context.observe("histrio_encode_seconds", waited_s, bounds=ENCODE_BOUNDS_S)
+            self.submit(encode, result)
+        elif isinstance(result, Refused):
+            self.fail(encode.request, encode.attempt, encode.reply_to, result.problem)
+            self.log_cause(encode, result.__cause__)
+        else:
+            # The encoder failed on this text. Nothing is shared with other prompts, so they go on.
+            problem = Problem(Fault.INTERNAL, "The prompt could not be encoded.")
+            self.fail(encode.request, encode.attempt, encode.reply_to, problem)
+            self.log_cause(encode, result)
+
+    def submit(self, encode: Encode, prompt: Prompt) -> None:
+        reply: Ref[gateway.In] = self.context.ref(encode.reply_to)
+        reply.tell(
+            Encoded(
+                encode.request,
+                encode.attempt,
+                prompt.prompt_len,
+                prompt.ids if encode.want_prompt_ids else b"",
+            ),
+            request=encode.request,
+        )
+        self.sent[encode.request] = (encode.attempt, encode.reply_to)
+        if len(self.sent) > SENT_MAX:
+            self.sent.popitem(last=False)
+        self.router.tell(
+            Submit(
+                request=encode.request,
+                attempt=encode.attempt,
+                reply_to=encode.reply_to,
+                prompt=prompt.ids,
+                sampling=prompt.sampling,
+                stop=encode.stop,
+                emitted=encode.emitted,
+                namespace=encode.namespace,
+                priority=encode.priority,
+            ),
+            request=encode.request,
+        )
+
+    def abort(self, encode: Encode) -> None:
+        """The end of a request that was cancelled before it went on."""
+        emitted_count = len(encode.emitted) // 4
+        delta = Delta(
+            request=encode.request,
+            attempt=encode.attempt,
+            index=emitted_count,
+            token_count=0,
+            finish=FinishReason.ABORT,
+            usage=Usage(completion_tokens=emitted_count),
+        )
+        reply: Ref[gateway.In] = self.context.ref(encode.reply_to)
+        reply.tell(Deltas((delta,)), request=encode.request)
+
+    def fail(self, request: str, attempt: int, reply_to: Address, problem: Problem) -> None:
+        reply: Ref[gateway.In] = self.context.ref(reply_to)
+        reply.tell(Failed(request, attempt, problem), request=request)
+
+    def log_cause(self, encode: Encode, cause: BaseException | None) -> None:
+        """What the client is not told: how a template or the encoder failed."""
+        if cause is not None:
+            self.context.log.warning(
+                "prompt_failed", request=encode.request, error=repr(cause)[:500]
+            )
+
+    def on_undelivered(self, notice: Undelivered) -> None:
+        """A Submit came back: the request ends here, or it would wait for ever."""
+        if notice.kind != "Submit" or notice.request is None:
+            return
+        sent = self.sent.pop(notice.request, None)
+        if sent is None:
+            self.context.count("histrio_submits_lost_total")
+            return
+        fault = Fault.OVERLOADED if notice.cause is Cause.FULL else Fault.UNAVAILABLE
+        problem = Problem(fault, "The request could not be queued.", retry_after_s=RETRY_AFTER_S)
+        self.fail(notice.request, *sent, problem)
+
+    def check(self) -> None:
+        held = sum(pending.byte_count for pending in self.pending.values())
+        assert held == self.pending_bytes, (held, self.pending_bytes)
+        assert len(self.pending) <= self.config.queued_max, len(self.pending)
+
+
+class Cancelled(Exception):
+    """The thread left out a prompt that nobody wants any more."""
+
+
+class Core:
+    """What the threads share: all of it immutable."""
+
+    def __init__(
+        self, vocab: Vocab, templates: ChatTemplates, facts: Facts, config: TokenizerConfig
+    ) -> None:
+        self.vocab = vocab
+        self.templates = templates
+        self.facts = facts
+        self.chars_max = facts.context_len * config.chars_per_token_max
+
+    def encode(self, message: Encode) -> Prompt:
+        """Raises Refused."""
+        param = "prompt" if message.chat is None else "messages"
+        context_len = self.facts.context_len
+        check_sampling(message.sampling, self.facts.vocab_size)
+        if message.ids is not None:
+            ids = list(unpack(message.ids))
+        elif message.text is not None:
+            check_chars(len(message.text), self.chars_max, context_len, param)
+            ids = self.vocab.encode(message.text, add_special=message.add_special)
+        elif message.chat is not None:
+            text = self.templates.render(
+                message.chat, chars_max=self.chars_max, context_len=context_len
+            )
+            # The template writes the special tokens, BOS as well.
+            ids = self.vocab.encode(text, add_special=False)
+        else:
+            raise refuse("There is no prompt.", param)
+        check_ids(ids, self.facts.vocab_size, param)
+        sampling = settle(message.sampling, len(ids), context_len, param)
+        return Prompt(pack(ids), len(ids), sampling)
+
+
+def byte_count_of(message: Encode) -> int:
+    """About how much memory the prompt holds while it waits."""
+    if message.chat is not None:
+        return len(message.chat.messages_json) + len(message.chat.tools_json)
+    return len(message.text or "") + len(message.ids or b"")

@@ -1,0 +1,247 @@
+"""This file is where chat templates run. They come with model files, and so from strangers: they
+see only what they are given, can change none of it, and have a bounded amount of work.
+
+It does not know chats. The dialect is the one that templates are written for: trimmed blocks,
+`break` and `continue`, `tojson` that leaves letters as they are, `raise_exception`, `generation`
+blocks. Work is counted where it can grow without bound: iterations, calls, and the characters of
+every text that is built. What jinja computes in one step from within these bounds is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from jinja2 import Environment, nodes
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+STEPS_MAX = 1_000_000
+WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
+INTEGER_BITS_MAX = 4096
+# Methods that make a text as long as a number says.
+GROWING = frozenset({"center", "expandtabs", "ljust", "rjust", "translate", "zfill"})
+
+
+class Exhausted(Exception):
+    """The template did more than a template needs to."""
+
+
+class Raised(TemplateError):
+    """The template itself refused, with `raise_exception`."""
+
+
+class Work:
+    """What one rendering may still do."""
+
+    def __init__(self, chars_max: int) -> None:
+        self.text_max = chars_max  # characters in one text
+        self.steps_left = STEPS_MAX
+        self.chars_left = 400 * chars_max  # in all texts together
+
+    def step(self, count: int = 1) -> None:
+        self.steps_left -= count
+        if self.steps_left < 0:
+            raise Exhausted("too many steps")
+
+    def build(self, char_count: int) -> None:
+        self.chars_left -= char_count
+        if char_count > 2 * self.text_max or self.chars_left < 0:
+            raise Exhausted("too much text")
+
+
+# Set for as long as a template is rendered; each thread has its own.
+WORK: ContextVar[Work] = ContextVar("work")
+
+
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """Templates compiled here run under the `Work` in WORK."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        # Without the optimizer nothing of a template runs while it is compiled.
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=["jinja2.ext.loopcontrols", Generation],
+        )
+        self.filters["tojson"] = tojson
+        self.filters["replace"] = replace
+        self.filters["join"] = join
+        self.filters["_counted"] = counted
+        self.filters["_built"] = built
+        self.filters["format"] = lambda text, *values: formatted(str(text), values)
+        for name in ("center", "pprint", "random", "urlize", "wordwrap", "xmlattr"):
+            del self.filters[name]
+        self.globals["raise_exception"] = raise_exception
+        for name in ("lipsum", "cycler", "joiner"):
+            del self.globals[name]
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return Bounds().visit(super()._parse(source, name, filename))  # type: ignore[no-any-return]
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str):
+            if attr in GROWING or (attr in ("format", "format_map") and ":" in obj):
+                return False
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **keywords: Any) -> Any:
+        work = WORK.get()
+        work.step()
+        owner = getattr(obj, "__self__", None)
+        if isinstance(owner, str):
+            work.build(len(owner))
+            name = getattr(obj, "__name__", "")
+            if name == "replace":
+                return replace(owner, *args, **keywords)
+            if name == "join" and args:
+                return join(args[0], owner)
+        return super().call(context, obj, *args, **keywords)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        check_operation(WORK.get(), operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+
+class Bounds(NodeTransformer):
+    """Puts a count around what a template repeats or builds."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = wrapped(node.iter, "_counted")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return wrapped(node, "_built")
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
+        self.generic_visit(node)
+        return node if node.node is None else wrapped(node, "_built")  # None: a filter block's
+
+
+def wrapped(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+class Generation(Extension):
+    """`{% generation %}` marks what the model says, for training. Here it is only its contents."""
+
+    tags = {"generation"}
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def check_operation(work: Work, operator: str, left: Any, right: Any) -> None:
+    """Refuses an operation whose result would be out of proportion, before it is computed."""
+    work.step()
+    if operator == "%":
+        if isinstance(left, str) and WIDE.search(left):
+            raise Exhausted("a field too wide")
+        return
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else 0
+        if max(left.bit_length(), right.bit_length(), bits) > INTEGER_BITS_MAX:
+            raise Exhausted("a number too large")
+        return
+    if operator == "*":
+        for sized, times in ((left, right), (right, left)):
+            if isinstance(sized, (str, bytes, list, tuple)) and isinstance(times, int):
+                work.build(len(sized) * max(times, 0))
+    elif operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
+        work.build(len(left) + len(right))
+
+
+def counted(iterable: Any) -> Any:
+    """What is looped over, each item a step."""
+    work = WORK.get()
+    if hasattr(iterable, "__len__"):
+        work.step(len(iterable))
+        return iterable
+    return counted_items(iterable, work) if isinstance(iterable, Iterable) else iterable
+
+
+def counted_items(iterable: Iterable[Any], work: Work) -> Iterator[Any]:
+    for item in iterable:
+        work.step()
+        yield item
+
+
+def built(value: Any) -> Any:
+    """The result of a filter or of `~`."""
+    work = WORK.get()
+    work.step()
+    if isinstance(value, (str, list)):
+        work.build(len(value))
+    return value
+
+
+def replace(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    whole, old, new = str(text), str(old), str(new)
+    places = whole.count(old) if count is None else min(count, whole.count(old))
+    WORK.get().build(len(whole) + max(places, 0) * len(new))
+    return whole.replace(old, new, -1 if count is None else count)
+
+
+def formatted(text: str, values: tuple[Any, ...]) -> str:
+    check_operation(WORK.get(), "%", text, values)
+    return text % values
+
+
+def join(values: Iterable[Any], between: Any = "", attribute: str | int | None = None) -> str:
+    work = WORK.get()
+    texts = []
+    for value in values:
+        text = str(value if attribute is None else attribute_of(value, attribute))
+        work.build(len(text) + len(str(between)))
+        texts.append(text)
+    work.build(sum(map(len, texts)))
+    joined: str = str(between).join(texts)
+    return joined
+
+
+def attribute_of(value: Any, attribute: str | int) -> Any:
+    if isinstance(value, dict):
+        return value[attribute]
+    if isinstance(value, list) and isinstance(attribute, int):
+        return value[attribute]
+    raise SecurityError("join takes attributes of objects and lists only")
+
+
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON that is meant to be read by a model, not put into HTML."""
+    if isinstance(indent, int) and indent > 16:
+        raise Exhausted("an indent too wide")
+    return json.dumps(
+        value,
+        ensure_ascii=bool(ensure_ascii),
+        indent=indent,
+        separators=separators,
+        sort_keys=bool(sort_keys),
+    )
+
+
+def raise_exception(message: Any) -> None:
+    raise Raised(str(message))
