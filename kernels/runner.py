@@ -167,8 +167,8 @@ class Runner:
         self.reset()
 
     def reset(self, keep_kv: bool = False) -> None:
-        """Empties every slot. With `keep_kv` pages keep their content and later steps may name it as
-        cached; without it nothing of them may be read before it is written."""
+        """Empties every slot. With `keep_kv` later steps may name pages from before as cached;
+        without it nothing of the pool may be read before it is written."""
         self.slots.clear()
         if not keep_kv:
             self.kv.forget()
