@@ -61,8 +61,15 @@ print(json.dumps(found))
 
 PROBE_OPS = """
 import json
-from kernels.ops.cpu import describe
-print(json.dumps(describe()))
+from kernels.ops.base import OpsUnavailable
+from kernels.ops.cpu import build, check
+try:
+    path = build.library()
+    check.check_once()
+    found = {"available": True, "detail": f"compiled and checked, {path.name}"}
+except OpsUnavailable as error:
+    found = {"available": False, "reason": str(error)}
+print(json.dumps(found))
 """
 
 

@@ -21,7 +21,7 @@ ABOUT = """\
 The loads of `bench serve`, through Engine instead of HTTP.
 
   python -m app bench offline --preset all
-  python -m app bench offline --concurrency 16 --input-len 64:512 --placement threads --dtype float32
+  python -m app bench offline --concurrency 16 --input-len 64:512 --placement threads
 """
 
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     loads = loads_of(parser, found)
     config = read_config(None, given_flags(vars(found)))
     with Engine.of(config, show=lambda text: print(text, file=sys.stderr)) as engine:
-        return asyncio.run(measure(engine, loads, found))
+        return engine.call(measure(engine, loads, found))
 
 
 async def measure(engine: Engine, loads: Sequence[Workload], found: argparse.Namespace) -> int:

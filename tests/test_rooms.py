@@ -115,7 +115,7 @@ RULES: tuple[Rule, ...] = (
     # Files that need a library of their trade.
     Rule("actors/tokenizer/sandbox.py", ("jinja2", "markupsafe"), PURE),
     Rule(
-        "actors/tokenizer/chat.py",
+        "actors/tokenizer/sandbox.py",
         ("jinja2", "markupsafe", "msgspec", *ROOM_MESSAGES, "actors.tokenizer"),
         PURE,
         NOT_ROOMS,

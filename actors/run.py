@@ -1,0 +1,187 @@
+"""This file brings a tree up and takes it down: settle the settings, start, wait, drain, stop.
+
+It does not know what the actors do, nor how anything is shown: whoever calls it hands in `show`.
+Used by the command line (`serve`) and by `actors/engine.py`. Law: once the tree was started it is
+stopped before `serve` returns, but for a second signal, which ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from actors import source, tree
+from actors.resolve import Machine, Settled, resolve
+from actors.runtime.log import Logs, make_run_log_dir
+from actors.runtime.system import StartFailed, System
+from messages.config import Config
+from messages.system import Reason, State
+
+Show = Callable[[str], None]
+SHOW_EVERY_S = 0.1
+STOPPED, FAILED = 0, 1
+
+
+def settle(config: Config, show: Show) -> Settled:
+    """Finds the model (fetching it if need be), a directory for the run's logs, and a port.
+
+    Raises: source.SourceError, the user's fault: no such model, or it is incomplete.
+    """
+    found = source.locate(config.model.path, show)
+    return resolve(
+        config,
+        Machine(
+            core_count=core_count(),
+            model_path=str(found.path),
+            model_name=found.name,
+            log_dir=str(make_run_log_dir(Path(config.log.dir) if config.log.dir else None)),
+            free_port=free_port(config.gateway.host) if config.gateway.http else 0,
+        ),
+    )
+
+
+def core_count() -> int:
+    """Cores that this process may use; a container's quota counts, rounded up."""
+    cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text("ascii").split()
+        if quota != "max":
+            cores = min(cores, max(1, -(-int(quota) // int(period))))
+    return cores
+
+
+def free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:  # the gateway will say what is wrong with the host
+            return 0
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def build(config: Config) -> System:
+    """The system of a settled config, not started."""
+    root, nodes = tree.build(config)
+    runtime = config.runtime
+    return System(
+        root,
+        nodes=nodes,
+        seed=runtime.seed,
+        encode_always=runtime.encode_always,
+        heartbeat_s=runtime.heartbeat_s,
+        hang_s=runtime.hang_s,
+        check=runtime.check,
+    )
+
+
+async def start(system: System, show: Show) -> None:
+    """Starts all actors, showing each as it comes into service. Raises StartFailed."""
+    watching = asyncio.ensure_future(show_start(system, show))
+    try:
+        await system.start()
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+async def show_start(system: System, show: Show) -> None:
+    """Until cancelled. A poll, but only while starting: nothing of it is left in service."""
+    seen: dict[str, float] = {}
+    try:
+        while True:
+            show_changes(system, seen, show)
+            await asyncio.sleep(SHOW_EVERY_S)
+    finally:
+        show_changes(system, seen, show)
+
+
+def show_changes(system: System, seen: dict[str, float], show: Show) -> None:
+    """One line for each actor that came into service since the last call; `seen` is since when."""
+    now_s = time.monotonic()
+    for row in system.actors():
+        since_s = seen.setdefault(row.path, now_s)
+        if row.state is State.RUNNING and since_s >= 0:
+            seen[row.path] = -1.0
+            show(f"{row.path} is up ({now_s - since_s:.1f} s, {row.node}, pid {row.pid})")
+
+
+async def serve(config: Config, show: Show, ready: Callable[[], None]) -> int:
+    """Runs the tree until a signal, or until it gives up. Returns the exit code."""
+    system = build(config)
+    with signals() as first:
+        starting = asyncio.ensure_future(start(system, show))
+        await asyncio.wait({starting, first}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            show("interrupted while starting")
+            starting.cancel()
+            await asyncio.wait({starting})
+            await system.stop()
+            return 128 + first.result()
+        try:
+            starting.result()
+        except StartFailed as failure:
+            show(f"{failure.path} did not start: {explained(failure.reason)}")
+            return FAILED
+        ready()
+        return await serve_until_end(system, config, first, show)
+
+
+async def serve_until_end(
+    system: System, config: Config, first: asyncio.Future[int], show: Show
+) -> int:
+    ended = asyncio.ensure_future(system.wait())
+    await asyncio.wait({ended, first}, return_when=asyncio.FIRST_COMPLETED)
+    if ended.done():
+        show(f"gave up: {explained(ended.result())}")
+        await system.stop()
+        return FAILED
+    show(f"draining, for {config.runtime.drain_s:g} s at most (once more to end at once)")
+    await system.drain(config.runtime.drain_s)
+    await system.stop()
+    await asyncio.wait({ended})
+    show("stopped")
+    return STOPPED
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[asyncio.Future[int]]:
+    """The first SIGINT or SIGTERM completes the future; the second ends the process at once.
+
+    Children die with their parent, so nothing needs to be told to them.
+    """
+    loop = asyncio.get_running_loop()
+    first: asyncio.Future[int] = loop.create_future()
+
+    def arrived(number: int) -> None:
+        if first.done():
+            os._exit(128 + number)
+        first.set_result(number)
+
+    both = (signal.SIGINT, signal.SIGTERM)
+    for number in both:
+        loop.add_signal_handler(number, arrived, number)
+    try:
+        yield first
+    finally:
+        for number in both:
+            loop.remove_signal_handler(number)
+
+
+def explained(reason: Reason) -> str:
+    """A death as a person reads it; the last lines that the dead one wrote come first."""
+    text = reason.detail or reason.cause.value
+    if reason.signal is not None:
+        text += f" (signal {reason.signal})"
+    elif reason.exit_code is not None:
+        text += f" (exit code {reason.exit_code})"
+    lines = [f"  {line}" for line in reason.last_lines]
+    return "\n".join([text, *lines])
