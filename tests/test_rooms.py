@@ -114,11 +114,14 @@ RULES: tuple[Rule, ...] = (
     Rule("actors/vocab/*", ("msgspec", "tokenizers", "actors.vocab"), PURE | {"os", "mmap"}),
     # Files that need a library of their trade.
     Rule("actors/tokenizer/sandbox.py", ("jinja2", "markupsafe"), PURE),
-    Rule(
-        "actors/tokenizer/sandbox.py",
-        ("jinja2", "markupsafe", "msgspec", *ROOM_MESSAGES, "actors.tokenizer"),
-        PURE,
-        NOT_ROOMS,
+    *(
+        Rule(
+            f"actors/tokenizer/{name}.py",
+            ("jinja2", "markupsafe", "msgspec", *ROOM_MESSAGES, "actors.tokenizer", "actors.vocab"),
+            PURE,
+            NOT_ROOMS,
+        )
+        for name in ("chat", "sandbox")
     ),
     Rule(
         "actors/*tokenizer/actor.py",
