@@ -1,4 +1,4 @@
-"""This file tests the link's state machine: both ends, joined by a wire that loses what it likes."""
+"""This file tests the link's state machine: both ends, joined by a wire that loses at will."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ class End:
     """A link with what its owner saw."""
 
     def __init__(self, me: Identity, peer: str, peer_incarnation: int, session: int, now_s: float):
-        self.link = Link(
-            me, peer, peer_incarnation, session=session, now_s=now_s, limits=LIMITS
-        )
+        self.link = Link(me, peer, peer_incarnation, session=session, now_s=now_s, limits=LIMITS)
         self.arrived: list[Arrived] = []
         self.events: list[Event] = []
 
