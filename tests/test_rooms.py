@@ -105,6 +105,7 @@ RULES: tuple[Rule, ...] = (
         "actors/gateway/http.py",
         ("msgspec", "starlette", "uvicorn", "messages", "actors.runtime", "actors.gateway"),
     ),
+    Rule("actors/gateway/site.py", ("uvicorn", "actors.gateway")),
     Rule(
         "actors/gateway/actor.py",
         ("msgspec", "messages", "actors.runtime", "actors.gateway"),

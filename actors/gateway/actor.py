@@ -1,0 +1,475 @@
+"""This file is the gateway: calls in, streams of rows out, and nobody notices a crash behind it.
+
+It does not know protocols: `http.py` and `actors/engine.py` open calls and read their streams. What
+a request has got, and what a loss means for it, `record.py` decides; this file sends, wakes readers
+and keeps time.
+Laws: every call ends once, by its last row or by one problem; a stream holds at most
+`stream_bytes_max` unread bytes, and one that is left unread is cut and its generation cancelled; a
+request is cancelled as soon as nobody reads it, and known until its terminal message has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
+
+from actors.gateway.call import Call, Checked, Row, check_encodes, run_encodes
+from actors.gateway.errors import STATUS, Refused, unavailable
+from actors.gateway.openai import Limits
+from actors.gateway.outbox import Outbox
+from actors.gateway.record import Interrupted, Ledger, Record, Stage, Verdict
+from actors.runtime.actor import Actor, MailboxSpec
+from actors.runtime.context import Ref, Reply
+from messages import gateway, metrics, tokenizer
+from messages.config import GatewayConfig, ModelConfig, Paths
+from messages.gateway import Delta, Deltas, Encoded, Failed
+from messages.metrics import Page, Scrape
+from messages.system import ActorRow, Cause, Down, Drain, Reason, State, Undelivered, Up
+from messages.types import Fault, FinishReason, Problem
+from messages.worker import Facts
+
+if TYPE_CHECKING:
+    from actors.gateway.site import Site
+
+SWEEP_S = 1.0  # how often stalls and waits are looked at, while anything is open
+RESUME_S = 0.1  # before an interrupted request is sent again, when no part is known to be down
+SCRAPE_TIMEOUT_S = 5.0
+TTFT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+E2E_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+class Sweep(NamedTuple):
+    """Look for streams that nobody reads and for waits that are over."""
+
+
+class Resume(NamedTuple):
+    """Send the interrupted requests again, if all parts are there."""
+
+
+class Stream:
+    """The reader's end of one call. Local: it never leaves the node.
+
+    `read` gives all rows that wait, [] after the last; it raises `Refused` when the call failed,
+    after the rows that came before. Whoever stops reading early calls `close`.
+    """
+
+    def __init__(self, owner: Gateway, call_id: str, call: Call) -> None:
+        self.call_id = call_id
+        self.call = call
+        self.checked: list[Checked] = []  # the prompts, where the call was checked first
+        self.on_cut: Callable[[], None] | None = None  # called when the reader is given up
+        self.is_closed = False  # by its reader
+        self.outbox = Outbox()
+        self.ready = asyncio.Event()
+        self._owner = owner
+
+    async def read(self) -> list[Row]:
+        outbox = self.outbox
+        while not outbox.rows and not outbox.is_over:
+            self.ready.clear()
+            await self.ready.wait()
+        rows = outbox.take()
+        if not rows:
+            self._owner.forget(self)
+            if outbox.problem is not None:
+                raise Refused(outbox.problem)
+        return rows
+
+    @property
+    def is_done(self) -> bool:
+        """All rows have been read, and the call has not failed."""
+        return self.outbox.is_over and not self.outbox.rows and self.outbox.problem is None
+
+    async def __aiter__(self) -> AsyncIterator[Row]:
+        try:
+            while rows := await self.read():
+                for row in rows:
+                    yield row
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nobody reads any more: what still runs is cancelled. Harmless after the end."""
+        self._owner.close(self)
+
+
+class Open:
+    """A call that has not ended: its stream, and which of its requests are open."""
+
+    __slots__ = ("checked", "requests", "stream")
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.requests: dict[str, Record] = {}
+        self.checked: dict[int, Checked] = {}  # by prompt, while the prompts are checked
+
+
+class Gateway(Actor):
+    accepts = gateway.In
+    private: ClassVar[Any] = Sweep | Resume
+    answers = Page
+    mailbox = MailboxSpec(count_max=65_536, bytes_max=256 << 20)
+
+    def __init__(self, model: ModelConfig, gateway: GatewayConfig, paths: Paths) -> None:
+        self.model = model
+        self.config = gateway
+        self.paths = paths
+        self.ledger = Ledger()
+        self.calls: dict[str, Open] = {}  # those that have not ended
+        self.streams: dict[str, Stream] = {}  # those whose end has not been read
+        self.down: set[str] = set()  # needed parts that are not in service
+        self.is_draining = False
+        self.is_stopping = False
+        self.site: Site | None = None
+
+    async def on_start(self) -> bytes:
+        context = self.context
+        self.tokenizer: Ref[tokenizer.In] = context.peer(self.paths.tokenizer)
+        self.metrics: Ref[metrics.In] = context.peer(self.paths.metrics)
+        self.facts = msgspec.msgpack.decode(context.notes[self.paths.worker], type=Facts)
+        self.limits = Limits(
+            config=self.config,
+            model=self.model.name or self.facts.model,
+            vocab_size=self.facts.vocab_size,
+        )
+        self.ids = context.rng("call ids")
+        self.seeds = context.rng("seeds")
+        for path in self.needed():
+            context.watch(path)
+        if not self.config.http:
+            return b""
+        # Only a gateway with a street door pays for the HTTP libraries.
+        from actors.gateway.site import Site
+
+        self.site = Site(self)
+        host, port = await self.site.open()
+        context.log.info("listening", host=host, port=port)
+        return msgspec.msgpack.encode({"host": host, "port": port})
+
+    async def on_stop(self, reason: Reason) -> None:
+        self.is_stopping = True
+        for open_call in list(self.calls.values()):
+            self._fail(open_call, unavailable("The server is shutting down."))
+        if self.site is not None:
+            await self.site.close()
+
+    def on_drain(self, message: Drain) -> None:
+        self.is_draining = True
+        self._settle()
+
+    # For readers: HTTP and the Engine, on this loop
+
+    def open(self, call: Call, call_id: str | None = None) -> Stream:
+        """Starts a call. Raises Refused when the house is full or closing."""
+        problem = self._open_problem(call)
+        if problem is not None:
+            self.context.count("histrio_requests_total", outcome="refused")
+            raise Refused(problem)
+        if not self.streams:
+            self.context.start_timer("sweep", Sweep(), every_s=SWEEP_S)
+        stream = Stream(self, call_id or self.new_id(), call)
+        open_call = Open(stream)
+        self.calls[stream.call_id] = open_call
+        self.streams[stream.call_id] = stream
+        self.context.gauge("histrio_streams_open", len(self.calls))
+        encodes = check_encodes if call.checked_first else run_encodes
+        self._add(open_call, encodes(call, stream.call_id, self.context.address))
+        return stream
+
+    def _open_problem(self, call: Call) -> Problem | None:
+        if not self.is_open:
+            return unavailable("The server is shutting down.")
+        if call.request_count > self.config.open_max:
+            message = f"A call may have at most {self.config.open_max} sequences."
+            return Problem(fault=Fault.INVALID, message=message, param="n")
+        if len(self.ledger) + call.request_count > self.config.open_max:
+            message = "Too many requests are open; try again later."
+            return Problem(fault=Fault.OVERLOADED, message=message, retry_after_s=1.0)
+        return None
+
+    def close(self, stream: Stream) -> None:
+        """The reader has gone: cancels what still runs of its call."""
+        open_call = self.calls.get(stream.call_id)
+        if open_call is not None:
+            stream.is_closed = True
+            self._cancel_requests(open_call)
+            message = "The stream was closed by its reader."
+            self._end(open_call, Problem(fault=Fault.INTERNAL, message=message))
+        self.forget(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """Its end has been read, or nobody will read it."""
+        self.streams.pop(stream.call_id, None)
+        self._settle()
+
+    def new_id(self) -> str:
+        return f"{self.ids.getrandbits(96):024x}"
+
+    def draw_seed(self) -> int:
+        return self.seeds.getrandbits(63)
+
+    def needed(self) -> tuple[str, ...]:
+        """The parts without which nothing can be generated."""
+        paths = self.paths
+        return (
+            paths.tokenizer,
+            paths.router,
+            paths.scheduler,
+            paths.cache,
+            paths.worker,
+            paths.detokenizer,
+        )
+
+    def missing(self) -> list[str]:
+        """The needed parts that do not run, by the tree's own directory."""
+        states = {row.path: row.state for row in self.context.actors()}
+        serving = (State.RUNNING, State.DRAINING)
+        return [path for path in self.needed() if states.get(path) not in serving]
+
+    @property
+    def is_open(self) -> bool:
+        """New calls are taken, though they may have to wait for a part that is down."""
+        return not (self.is_draining or self.is_stopping)
+
+    def actor_rows(self) -> list[ActorRow]:
+        return self.context.actors()
+
+    async def scrape(self) -> str | None:
+        """The metrics as text; None when the metrics actor does not answer."""
+        outcome = await self.context.ask(self.metrics, Scrape(), timeout_s=SCRAPE_TIMEOUT_S)
+        if isinstance(outcome, Reply) and isinstance(outcome.message, Page):
+            return outcome.message.text
+        return None
+
+    # Messages
+
+    def on_deltas(self, message: Deltas) -> None:
+        now_s = self.context.now_s()
+        for delta in message.rows:
+            verdict, record = self.ledger.take(delta, now_s)
+            if record is None or verdict is Verdict.DROPPED:
+                continue
+            if verdict is Verdict.GAP:
+                self._interrupt_one(record)
+            else:
+                self._deliver(record, delta, now_s)
+        self._settle()
+
+    def on_encoded(self, message: Encoded) -> None:
+        record = self.ledger.encoded(message, self.context.now_s())
+        if record is None or not record.is_check:
+            return
+        open_call = self.calls.get(record.call_id)
+        if open_call is None or record.stage is Stage.CANCELLED:
+            return
+        del open_call.requests[record.request]
+        open_call.checked[record.choice] = Checked(
+            token_count=message.prompt_tokens, ids=message.prompt_ids, text=message.prompt_text
+        )
+        if not open_call.requests:
+            self._run_checked(open_call)
+
+    def on_failed(self, message: Failed) -> None:
+        if message.problem.fault is Fault.UNAVAILABLE and not self.is_stopping:
+            record = self.ledger.records.get(message.request)
+            if record is not None and record.attempt == message.attempt:
+                self._interrupt_one(record)
+            return
+        failed = self.ledger.failed(message)
+        if failed is not None:
+            self._lose(failed, message.problem)
+            self._settle()
+
+    def on_up(self, up: Up) -> None:
+        self.down.discard(up.address.path)
+        self.on_resume(Resume())
+
+    def on_down(self, down: Down) -> None:
+        path = down.address.path
+        if path not in self.needed():
+            return
+        self.down.add(path)
+        if path == self.paths.tokenizer:
+            self._interrupt(lambda record: record.stage in (Stage.ENCODING, Stage.CANCELLED))
+        elif path == self.paths.router:
+            self._interrupt(lambda record: not record.token_count and not record.is_check)
+        else:
+            self._interrupt(lambda record: not record.is_check)
+
+    def on_undelivered(self, notice: Undelivered) -> None:
+        record = self.ledger.records.get(notice.request or "")
+        if record is None or notice.kind != "Encode":
+            return
+        if notice.cause is Cause.FULL:
+            del self.ledger.records[record.request]
+            message = "Too many requests are waiting; try again later."
+            self._lose(record, Problem(fault=Fault.OVERLOADED, message=message, retry_after_s=1.0))
+            return
+        if self.tokenizer.address is None:
+            self.down.add(self.paths.tokenizer)
+        self._interrupt_one(record)
+
+    def on_resume(self, message: Resume) -> None:
+        if self.down:
+            return
+        for record in self.ledger.parked():
+            self._send(record)
+
+    def on_sweep(self, message: Sweep) -> None:
+        now_s = self.context.now_s()
+        self._drop(self.ledger.expire(now_s, self.config.recover_s))
+        for stream in list(self.streams.values()):
+            since_s = stream.outbox.unread_since_s
+            if since_s is not None and now_s - since_s > self.config.stream_stall_s:
+                self._cut(stream, "the client left it unread for too long")
+        self._settle()
+
+    def check(self) -> None:
+        self.ledger.check()
+        for call_id, open_call in self.calls.items():
+            assert open_call.requests, f"{call_id} is open without a request"
+            for request in open_call.requests:
+                assert request in self.ledger.records, f"{request} has no record"
+
+    # The way of a call
+
+    def _run_checked(self, open_call: Open) -> None:
+        """All prompts are valid: now the choices run."""
+        stream = open_call.stream
+        stream.checked = [open_call.checked[i] for i in range(len(stream.call.prompts))]
+        if stream.call.prompt_only:
+            for _ in range(stream.call.request_count):
+                self.context.count("histrio_requests_total", outcome=FinishReason.LENGTH.value)
+            self._end(open_call)
+            return
+        encodes = run_encodes(stream.call, stream.call_id, self.context.address, stream.checked)
+        self._add(open_call, encodes)
+
+    def _add(self, open_call: Open, encodes: list[tokenizer.Encode]) -> None:
+        now_s = self.context.now_s()
+        for index, encode in enumerate(encodes):
+            record = Record(encode, open_call.stream.call_id, index, now_s)
+            self.ledger.add(record)
+            open_call.requests[record.request] = record
+            if not self.down:
+                self._send(record)
+
+    def _send(self, record: Record) -> None:
+        for message in self.ledger.send(record, self.context.now_s()):
+            self.tokenizer.tell(message, request=record.request)
+
+    def _deliver(self, record: Record, delta: Delta, now_s: float) -> None:
+        if record.stage is Stage.CANCELLED:
+            self._count_abort(record)
+            return
+        if delta.finish is FinishReason.ERROR or delta.finish is FinishReason.ABORT:
+            problem = delta.problem
+            if problem is None:
+                problem = unavailable("The request was aborted by the server.", code="aborted")
+            self._lose(record, problem)
+            return
+        if record.last_s is None:
+            waited_s = now_s - record.opened_s
+            self.context.observe("histrio_ttft_seconds", waited_s, bounds=TTFT_BOUNDS)
+        elif delta.token_count:
+            gap_s = (now_s - record.last_s) / delta.token_count
+            self.context.observe("histrio_inter_token_seconds", gap_s, bounds=TOKEN_BOUNDS)
+        record.last_s = now_s
+        if delta.finish is not None:
+            self.context.count("histrio_requests_total", outcome=delta.finish.value)
+            e2e_s = now_s - record.opened_s
+            self.context.observe("histrio_e2e_seconds", e2e_s, bounds=E2E_BOUNDS)
+        open_call = self.calls[record.call_id]
+        stream = open_call.stream
+        unread = stream.outbox.push(Row(record.choice, delta), now_s)
+        stream.ready.set()
+        if delta.finish is not None:
+            del open_call.requests[record.request]
+            if not open_call.requests:
+                self._end(open_call)
+                return
+        if unread > self.config.stream_bytes_max:
+            self._cut(stream, "the client is too slow for it")
+
+    def _lose(self, record: Record, problem: Problem) -> None:
+        """The record has left the ledger with a failure, which is its call's."""
+        if record.stage is Stage.CANCELLED:
+            self._count_abort(record)
+            return
+        is_refusal = STATUS[problem.fault] < 500 or problem.fault is Fault.OVERLOADED
+        self.context.count("histrio_requests_total", outcome="refused" if is_refusal else "error")
+        open_call = self.calls.get(record.call_id)
+        if open_call is not None:
+            open_call.requests.pop(record.request, None)
+            self._fail(open_call, problem)
+
+    def _fail(self, open_call: Open, problem: Problem) -> None:
+        self._cancel_requests(open_call)
+        self._end(open_call, problem)
+
+    def _cut(self, stream: Stream, why: str) -> None:
+        """Gives its reader up: what waits for it is freed, what still runs for it cancelled."""
+        problem = unavailable(f"The stream was cut: {why}.", code="stream_cut")
+        self.context.count("histrio_streams_cut_total")
+        stream.outbox.take()
+        open_call = self.calls.get(stream.call_id)
+        if open_call is not None:
+            self._cancel_requests(open_call)
+            self._end(open_call, problem)
+        else:
+            stream.outbox.problem = problem
+        self.forget(stream)
+        if stream.on_cut is not None:
+            stream.on_cut()
+
+    def _cancel_requests(self, open_call: Open) -> None:
+        now_s = self.context.now_s()
+        for record in open_call.requests.values():
+            message = self.ledger.cancel(record, now_s)
+            if message is not None:
+                self.tokenizer.tell(message, request=record.request)
+            if record.request not in self.ledger.records:
+                self._count_abort(record)
+        open_call.requests.clear()
+
+    def _end(self, open_call: Open, problem: Problem | None = None) -> None:
+        """The call is over; cancelled requests of it may still be in the ledger."""
+        del self.calls[open_call.stream.call_id]
+        open_call.stream.outbox.end(problem)
+        open_call.stream.ready.set()
+        self.context.gauge("histrio_streams_open", len(self.calls))
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.calls or self.streams or len(self.ledger):
+            return
+        self.context.cancel_timer("sweep")
+        if self.is_draining:
+            self.context.drained()
+
+    def _interrupt(self, which: Callable[[Record], bool]) -> None:
+        now_s = self.context.now_s()
+        result = self.ledger.interrupt(which, now_s)
+        self._drop(result)
+        if result.parked:
+            self.context.count("histrio_interruptions_total", len(result.parked))
+            self.context.start_timer("resume", Resume(), after_s=RESUME_S)
+
+    def _interrupt_one(self, record: Record) -> None:
+        self._interrupt(lambda other: other is record)
+
+    def _drop(self, result: Interrupted) -> None:
+        for record in result.forgotten:
+            self._count_abort(record)
+        for record in result.given_up:
+            message = "A part of the server was lost while this request was running."
+            self._lose(record, unavailable(message, code="interrupted"))
+
+    def _count_abort(self, record: Record) -> None:
+        if not record.is_check:
+            outcome = FinishReason.ABORT.value
+            self.context.count("histrio_requests_total", outcome=outcome)

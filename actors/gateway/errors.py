@@ -1,0 +1,104 @@
+"""This file is the one place that says how a failure looks to a client: status, type, code, param.
+
+It does not know what failed: it is given a `Problem`, or a refusal that HTTP itself makes.
+Law: every error of every route, plain or inside a stream, is one JSON object
+`{"error": {"message", "type", "param", "code"}}`; its message names no path, class or traceback.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from messages.openai import Error, ErrorReply
+from messages.types import Fault, Problem
+
+STATUS = {
+    Fault.INVALID: 400,
+    Fault.NOT_FOUND: 404,
+    Fault.TOO_LARGE: 413,
+    Fault.OVERLOADED: 503,
+    Fault.UNAVAILABLE: 503,
+    Fault.INTERNAL: 500,
+}
+TYPE = {
+    Fault.INVALID: "invalid_request_error",
+    Fault.NOT_FOUND: "invalid_request_error",
+    Fault.TOO_LARGE: "invalid_request_error",
+    Fault.OVERLOADED: "overloaded_error",
+    Fault.UNAVAILABLE: "service_unavailable_error",
+    Fault.INTERNAL: "server_error",
+}
+CODE = {
+    Fault.TOO_LARGE: "request_too_large",
+    Fault.OVERLOADED: "overloaded",
+    Fault.UNAVAILABLE: "unavailable",
+    Fault.INTERNAL: "internal_error",
+}
+# Refusals that only HTTP knows, by status.
+HTTP_CODE = {
+    400: "bad_request",
+    404: "unknown_url",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+}
+
+
+class Refused(Exception):
+    """The call cannot be served; `problem` is what its client shall read."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class Answer(NamedTuple):
+    """An error as HTTP sends it."""
+
+    status: int
+    body: bytes
+    retry_after_s: int | None = None
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> Refused:
+    """The request is wrong, and `param` says where."""
+    return Refused(Problem(fault=Fault.INVALID, message=message, param=param, code=code))
+
+
+def unavailable(message: str, *, code: str | None = None) -> Problem:
+    """A part is down or leaving; the client may try again."""
+    return Problem(fault=Fault.UNAVAILABLE, message=message, code=code, retry_after_s=1.0)
+
+
+def answer(problem: Problem) -> Answer:
+    """The plain response of a failure."""
+    retry_after_s = problem.retry_after_s
+    if retry_after_s is None and STATUS[problem.fault] == 503:
+        retry_after_s = 1.0
+    return Answer(
+        STATUS[problem.fault],
+        body(problem),
+        None if retry_after_s is None else max(1, math.ceil(retry_after_s)),
+    )
+
+
+def answer_http(status: int, message: str) -> Answer:
+    """A refusal that HTTP itself makes: unknown path, wrong method, time-out, encoding."""
+    code = HTTP_CODE.get(status)
+    error = Error(message=message, type="invalid_request_error", code=code)
+    return Answer(status, msgspec.json.encode(ErrorReply(error=error)))
+
+
+def body(problem: Problem) -> bytes:
+    """The error object; inside a stream it is the data of one event."""
+    error = Error(
+        message=problem.message,
+        type=TYPE[problem.fault],
+        param=problem.param,
+        code=problem.code or CODE.get(problem.fault),
+    )
+    return msgspec.json.encode(ErrorReply(error=error))

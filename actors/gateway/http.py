@@ -1,0 +1,421 @@
+"""This file is the street door: routes, bodies in, responses out. Only it imports Starlette.
+
+It does not know sockets (`site.py`), nor what a call means or how it is served: bodies become
+calls in `openai.py`, rows become bytes in `replies.py`, and the gateway opens and closes calls.
+Laws: a response starts only when its first event is known, so that errors have their status; a
+client that leaves has its call closed, in whatever state it is; every error is the dialect's error
+object; nothing a client sends or holds back keeps memory or a socket longer than the settings say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from actors.gateway.call import Row
+from actors.gateway.errors import Answer, Refused, answer, answer_http, unavailable
+from actors.gateway.openai import Ask, read_chat, read_completion
+from actors.gateway.page import status_page
+from actors.gateway.replies import Head, plain_writer, stream_writer
+from messages.openai import ModelCard, ModelList
+from messages.types import Fault, Problem
+
+if TYPE_CHECKING:
+    from actors.gateway.actor import Gateway, Stream
+
+JSON = b"application/json"
+SSE_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies shall pass events on at once
+)
+# After a refusal of a body that is still being sent: how much is read and thrown away, so that the
+# client gets to read the refusal instead of a reset.
+LINGER_S = 2.0
+LINGER_BYTES = 16 << 20
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+
+class HttpRefused(Exception):
+    """A refusal that HTTP itself makes."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.answer = answer_http(status, message)
+
+
+class Gone(Exception):
+    """The client has left; nobody reads an answer."""
+
+
+class Exchange:
+    """One HTTP request and its response."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, made_id: str, stall_s: float
+    ) -> None:
+        self.stall_s = stall_s
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.made_id = made_id  # ours, also the id of the call
+        given = self.header(b"x-request-id")
+        is_usable = given is not None and 0 < len(given) <= 128 and given.isascii()
+        self.given_id = given if is_usable and given is not None and given.isprintable() else None
+        self.status: int | None = None
+        self.is_body_read = scope["method"] in ("GET", "HEAD")
+
+    def header(self, name: bytes) -> str | None:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                text: str = value.decode("latin-1")
+                return text
+        return None
+
+    def abort(self) -> None:
+        """Ends the connection at once, whatever is still in its buffers."""
+        abort = self.scope.get("state", {}).get("abort")
+        if abort is not None:
+            abort()
+
+    async def send(self, message: Message) -> None:
+        """What the routes send by: adds the request id, and remembers the status."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            request_id = self.given_id or self.made_id
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+        await self._send(message)
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        await self.bounded(
+            self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        )
+
+    async def write(self, body: bytes) -> None:
+        """Part of a body. It waits for a slow client; the gateway looks after its stream."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def write_last(self, body: bytes) -> None:
+        await self.bounded(
+            self._send({"type": "http.response.body", "body": body, "more_body": False})
+        )
+
+    async def bounded(self, sending: Awaitable[None]) -> None:
+        """Ends the connection of a client that does not read."""
+        try:
+            async with asyncio.timeout(self.stall_s):
+                await sending
+        except TimeoutError:
+            self.abort()
+
+    async def respond(
+        self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """A whole JSON response. With the request's body still coming, the connection ends."""
+        base = ((b"content-type", JSON), (b"content-length", str(len(body)).encode()))
+        if self.is_body_read:
+            await self.start(status, (*base, *headers))
+            await self.write_last(body)
+            return
+        await self.start(status, (*base, *headers, (b"connection", b"close")))
+        await self.write(body)
+        await self.linger()
+        await self.write_last(b"")
+
+    async def refuse(self, refusal: Answer) -> None:
+        headers: tuple[tuple[bytes, bytes], ...] = ()
+        if refusal.retry_after_s is not None:
+            headers = ((b"retry-after", str(refusal.retry_after_s).encode()),)
+        await self.respond(refusal.status, refusal.body, headers)
+
+    async def read_body(self, bytes_max: int, timeout_s: float) -> bytes:
+        """The whole body. Raises HttpRefused (413, 415, 408), Gone."""
+        encoding = self.header(b"content-encoding")
+        if encoding is not None and encoding.lower() != "identity":
+            raise HttpRefused(415, "Encoded bodies are not accepted.")
+        media = (self.header(b"content-type") or "application/json").partition(";")[0].strip()
+        if media.lower() != "application/json" and not media.lower().endswith("+json"):
+            raise HttpRefused(400, "The body must be JSON (`Content-Type: application/json`).")
+        length = self.header(b"content-length") or ""
+        too_large = f"The body is larger than {bytes_max} bytes."
+        if length.isdigit() and int(length[:20]) > bytes_max:
+            raise HttpRefused(413, too_large)
+        chunks = []
+        total = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise Gone
+                    chunk = message.get("body", b"")
+                    total += len(chunk)
+                    if total > bytes_max:
+                        raise HttpRefused(413, too_large)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        self.is_body_read = True
+                        return b"".join(chunks)
+        except TimeoutError:
+            message_text = f"The body did not arrive within {timeout_s:g} seconds."
+            raise HttpRefused(408, message_text) from None
+
+    async def linger(self) -> None:
+        """Throws away what the client still sends, within bounds."""
+        total = 0
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while total < LINGER_BYTES:
+                    message = await self.receive()
+                    total += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
+        except TimeoutError:
+            return
+
+
+class App:
+    """The ASGI application: routes, refusals, one log line, one count."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.started_s = int(time.time())
+        self.router = Router(
+            [
+                Route("/", self.index),
+                Route("/health", self.health),
+                Route("/ready", self.ready),
+                Route("/metrics", self.metrics),
+                Route("/actors", self.actors),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{model:path}", self.model),
+                Route("/v1/chat/completions", Generate(self, is_chat=True), methods=["POST"]),
+                Route("/v1/completions", Generate(self, is_chat=False), methods=["POST"]),
+            ],
+            redirect_slashes=False,
+            default=self.unknown,
+        )
+        self.labels = {route.path for route in self.router.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        begin_s = self.gateway.context.now_s()
+        stall_s = self.gateway.config.stream_stall_s
+        exchange = Exchange(scope, receive, send, self.gateway.new_id(), stall_s)
+        scope["app"] = self  # makes the router raise for a wrong method
+        scope["exchange"] = exchange
+        try:
+            await self.answer(scope, receive, exchange)
+        finally:
+            self.count(exchange, self.gateway.context.now_s() - begin_s)
+
+    async def answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
+        try:
+            await self.router(scope, receive, exchange.send)
+        except Gone:
+            return
+        except Refused as refused:
+            await exchange.refuse(answer(refused.problem))
+        except HttpRefused as refused:
+            await exchange.refuse(refused.answer)
+        except HTTPException as error:
+            allowed = (error.headers or {}).get("Allow", "")
+            message = f"{scope['method'][:20]} is not allowed here; allowed: {allowed}."
+            refusal = answer_http(error.status_code, message)
+            headers = ((b"allow", allowed.encode()),) if allowed else ()
+            await exchange.respond(refusal.status, refusal.body, headers)
+        except Exception:
+            self.gateway.context.log.exception("request failed", request=exchange.made_id)
+            problem = Problem(fault=Fault.INTERNAL, message="The server failed on this request.")
+            if exchange.status is None:
+                await exchange.refuse(answer(problem))
+            else:
+                exchange.abort()
+
+    def count(self, exchange: Exchange, elapsed_s: float) -> None:
+        """One count for each request, and one log line for those that are no probes."""
+        path = exchange.scope["path"]
+        label = path if path in self.labels else "other"
+        if path.startswith("/v1/models/"):
+            label = "/v1/models/{model}"
+        # A client that left before its answer began has no status; 499 is what proxies log for it.
+        status = exchange.status or 499
+        context = self.gateway.context
+        context.count("histrio_http_requests_total", path=label, status=str(status))
+        if path in QUIET_PATHS and status < 500:
+            return
+        extra = {} if exchange.given_id is None else {"client_request": exchange.given_id}
+        context.log.info(
+            "http",
+            method=exchange.scope["method"],
+            path=label,
+            status=status,
+            seconds=round(elapsed_s, 4),
+            request=exchange.made_id,
+            **extra,
+        )
+
+    async def unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise HttpRefused(404, f"There is no {scope['method'][:20]} {scope['path'][:200]} here.")
+
+    # What the house says of itself
+
+    async def index(self, request: Request) -> Response:
+        gateway = self.gateway
+        rows = gateway.actor_rows()
+        page = status_page(gateway.limits.model, gateway.missing(), rows, len(gateway.calls))
+        return Response(page, media_type="text/html")
+
+    async def health(self, request: Request) -> Response:
+        return self.state_of(self.gateway.missing())
+
+    async def ready(self, request: Request) -> Response:
+        gateway = self.gateway
+        missing = gateway.missing()
+        if not missing and (gateway.down or not gateway.is_open):
+            missing = sorted(gateway.down) or [gateway.context.address.path]
+        return self.state_of(missing)
+
+    def state_of(self, missing: list[str]) -> Response:
+        if not missing:
+            return json_response({"status": "ok"})
+        refusal = answer(unavailable("Not serving: " + ", ".join(missing) + "."))
+        error = msgspec.json.decode(refusal.body)
+        body = {"status": "unavailable", "missing": missing, **error}
+        return json_response(body, refusal.status, {"retry-after": str(refusal.retry_after_s)})
+
+    async def metrics(self, request: Request) -> Response:
+        text = await self.gateway.scrape()
+        if text is None:
+            raise Refused(unavailable("The metrics are not available now."))
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def actors(self, request: Request) -> Response:
+        rows = []
+        for row in self.gateway.actor_rows():
+            entry = msgspec.structs.asdict(row)
+            if row.last_exit is not None:
+                entry["last_exit"] = msgspec.structs.asdict(row.last_exit)
+            rows.append(entry)
+        return json_response(rows)
+
+    async def models(self, request: Request) -> Response:
+        return json_response(ModelList(data=[self.card()]))
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        card = self.card()
+        if name != card.id:
+            message = f"The model `{name[:200]}` does not exist here."
+            raise Refused(
+                Problem(
+                    fault=Fault.NOT_FOUND, message=message, param="model", code="model_not_found"
+                )
+            )
+        return json_response(card)
+
+    def card(self) -> ModelCard:
+        name = self.gateway.limits.model
+        return ModelCard(
+            id=name,
+            created=self.started_s,
+            root=name,
+            max_model_len=self.gateway.facts.context_len,
+        )
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode(value)
+    return Response(body, status, headers, media_type="application/json")
+
+
+class Generate:
+    """The two routes that generate, as an ASGI application of their own: Starlette's request and
+    response objects would hide a client that leaves."""
+
+    def __init__(self, app: App, *, is_chat: bool) -> None:
+        self.app = app
+        self.is_chat = is_chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self.app.gateway
+        exchange: Exchange = scope["exchange"]
+        created_s = time.time()
+        ask = await self.read_ask(exchange, created_s)
+        stream = gateway.open(ask.call, exchange.made_id)
+        stream.on_cut = exchange.abort
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        head = Head(f"{prefix}-{exchange.made_id}", int(created_s), gateway.limits.model)
+        watcher = asyncio.create_task(self.watch(exchange, stream))
+        try:
+            answer_by = self.answer_stream if ask.stream else self.answer_plain
+            await answer_by(exchange, ask, head, stream)
+        finally:
+            watcher.cancel()
+            stream.close()
+
+    async def read_ask(self, exchange: Exchange, created_s: float) -> Ask:
+        gateway = self.app.gateway
+        config = gateway.config
+        try:
+            if not gateway.is_open:
+                raise Refused(unavailable("The server is shutting down."))
+            body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
+            read = read_chat if self.is_chat else read_completion
+            return read(body, gateway.limits, gateway.draw_seed, created_s)
+        except (Refused, HttpRefused):
+            gateway.context.count("histrio_requests_total", outcome="refused")
+            raise
+
+    async def watch(self, exchange: Exchange, stream: Stream) -> None:
+        """Closes the call when its client leaves; the reader then finds its stream closed."""
+        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        stream.close()
+
+    async def answer_plain(self, exchange: Exchange, ask: Ask, head: Head, stream: Stream) -> None:
+        rows = await read_rows(stream)
+        writer = plain_writer(ask, head, stream.checked)
+        while rows:
+            writer.add(rows)
+            rows = await read_rows(stream)
+        await exchange.respond(200, writer.body(stream.checked))
+
+    async def answer_stream(self, exchange: Exchange, ask: Ask, head: Head, stream: Stream) -> None:
+        rows = await read_rows(stream)
+        writer = stream_writer(ask, head, stream.checked)
+        await exchange.start(200, SSE_HEADERS)
+        last = b""
+        try:
+            while rows:
+                data = writer.write(rows)
+                if stream.is_done:  # the last rows and the end go in one write
+                    last = data
+                    break
+                if data:
+                    await exchange.write(data)
+                rows = await read_rows(stream)
+            last += writer.end(stream.checked)
+        except Refused as refused:
+            last = writer.fail(refused.problem)
+        await exchange.write_last(last)
+
+
+async def read_rows(stream: Stream) -> list[Row]:
+    """The next rows. Raises Refused when the call failed, Gone when the client has left."""
+    try:
+        return await stream.read()
+    except Refused:
+        if stream.is_closed:
+            raise Gone from None
+        raise

@@ -1,0 +1,458 @@
+"""This file turns a body of the OpenAI dialect into a call, or refuses it.
+
+It does not know HTTP, streams or the tokenizer: bytes and facts in, an `Ask` out. Chance is an
+argument. What the tokenizer must judge (lengths, templates) is not judged here.
+Laws: whatever the bytes, the result is an `Ask` or `Refused`, never another exception; the refusal
+names the field; the cost is linear in the length of the body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+
+from actors.gateway.call import Call, Prompt
+from actors.gateway.errors import Refused, invalid
+from messages.config import GatewayConfig
+from messages.openai import (
+    NOT_GIVEN,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    Generation,
+    ToolCall,
+    Unsupported,
+)
+from messages.tokenizer import Chat
+from messages.types import Fault, Problem, Sampling, StopRules, pack
+
+COMPLETION_MAX_TOKENS = 16
+# One bias entry costs the sampler a write in each step: enough for whole scripts, not for a
+# vocabulary.
+BIAS_COUNT_MAX = 4096
+STOP_IDS_MAX = 1024
+
+# Values of an `Unsupported` field that ask for nothing.
+NEUTRAL = frozenset({b"null", b"false", b"[]"})
+NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
+    "best_of": frozenset({b"1"}),
+    "suffix": frozenset({b'""'}),
+    "modalities": frozenset({b'["text"]', b'[ "text" ]'}),
+    "function_call": frozenset({b'"none"'}),
+}
+# What the tokenizer itself gives to the template; a request cannot give it.
+TEMPLATE_RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "bos_token",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "eos_token",
+        "messages",
+        "raise_exception",
+        "return_dict",
+        "strftime_now",
+        "tokenize",
+        "tools",
+    }
+)
+
+B = TypeVar("B", bound=Generation)
+
+
+class Limits(NamedTuple):
+    """What bounds a body besides its types: the settings, and the model's facts."""
+
+    config: GatewayConfig
+    model: str
+    vocab_size: int
+
+
+class Ask(NamedTuple):
+    """A body, read: the call, and how its answer is to be written."""
+
+    call: Call
+    is_chat: bool
+    stream: bool
+    include_usage: bool
+    logprobs: int | None  # alternatives for each token; None: no logprobs
+    echoes: tuple[str | None, ...] | None  # with `echo`: each prompt's text, None: from its ids
+    prompt_only: bool
+
+
+# Reads a body of either route, given the time of its arrival (Unix) and a source of seeds.
+def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0) -> Ask:
+    """POST /v1/chat/completions. Raises Refused: the client's fault."""
+    chat = decode(body, _chat_decoder)
+    check_generation(chat, limits)
+    check_tools(chat)
+    if not chat.messages:
+        raise invalid("There must be at least one message.", "messages")
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
+    max_tokens, param = chat.max_completion_tokens, "max_completion_tokens"
+    if max_tokens is None:
+        max_tokens, param = chat.max_tokens, "max_tokens"
+    if max_tokens == 0:
+        raise invalid("`max_tokens` must be at least 1.", param)
+    if max_tokens is None:
+        max_tokens = limits.config.default_max_tokens
+    logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
+    prompt, echo = read_conversation(chat, created_s)
+    call = Call(
+        prompts=(Prompt(chat=prompt),),
+        choice_count=1 if chat.n is None else chat.n,
+        sampling=read_sampling(chat, max_tokens, logprobs, limits, draw),
+        stop=read_stop(chat, limits),
+        namespace=read_namespace(chat),
+        priority=chat.priority or 0,
+    )
+    return Ask(
+        call=call,
+        is_chat=True,
+        stream=bool(chat.stream),
+        include_usage=read_include_usage(chat),
+        logprobs=logprobs,
+        echoes=(echo,) if chat.echo else None,
+        prompt_only=False,
+    )
+
+
+def read_completion(
+    body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0
+) -> Ask:
+    """POST /v1/completions. Raises Refused: the client's fault."""
+    completion = decode(body, _completion_decoder)
+    check_generation(completion, limits)
+    prompts = read_prompts(completion, limits)
+    max_tokens = completion.max_tokens
+    if max_tokens is None:
+        max_tokens = limits.config.default_max_tokens or COMPLETION_MAX_TOKENS
+    if completion.echo and completion.logprobs is not None:
+        raise invalid(
+            "`echo` with `logprobs` is not supported: the prompt's own log probabilities are not "
+            "computed.",
+            "logprobs",
+        )
+    echoes = tuple(prompt.text for prompt in prompts) if completion.echo else None
+    add_special = completion.add_special_tokens
+    stop = read_stop(completion, limits)
+    call = Call(
+        prompts=prompts,
+        choice_count=1 if completion.n is None else completion.n,
+        sampling=read_sampling(completion, max(1, max_tokens), completion.logprobs, limits, draw),
+        stop=msgspec.structs.replace(stop, continues_prompt=True),
+        prompt_only=max_tokens == 0,
+        want_prompt_text=echoes is not None and None in echoes,
+        add_special=True if add_special is None else add_special,
+        namespace=read_namespace(completion),
+        priority=completion.priority or 0,
+    )
+    return Ask(
+        call=call,
+        is_chat=False,
+        stream=bool(completion.stream),
+        include_usage=read_include_usage(completion),
+        logprobs=completion.logprobs,
+        echoes=echoes,
+        prompt_only=max_tokens == 0,
+    )
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
+    """The typed body. Raises Refused for bad JSON, bad types and nesting bombs."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        decode_refuse(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = str(error).removeprefix("JSON is malformed: ")
+        raise invalid(f"The body is not valid JSON: {reason}.", None) from None
+    except RecursionError:
+        raise invalid("The body is nested too deeply.", None) from None
+
+
+MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
+WHERE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+
+
+def decode_refuse(text: str) -> NoReturn:
+    """msgspec puts the place at the end of its message: that is the error's `param`."""
+    where = WHERE.search(text)
+    path = where["path"].replace("[...]", "") if where else ""
+    reason = text[: where.start()] if where else text
+    missing = MISSING.match(reason)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        raise invalid(f"The required field `{path}` is missing.", path)
+    reason = reason.replace("`", "").replace(" | null", "")
+    if not path:
+        raise invalid(f"The body is wrong: {reason}.", None)
+    raise invalid(f"`{path}` is wrong: {reason}.", path)
+
+
+def check_generation(body: Generation, limits: Limits) -> None:
+    """What the types of the common fields don't say."""
+    if body.model != limits.model:
+        raise Refused(
+            Problem(
+                fault=Fault.NOT_FOUND,
+                message=f"The model `{body.model[:200]}` does not exist here.",
+                param="model",
+                code="model_not_found",
+            )
+        )
+    check_unsupported(body)
+    if body.n is not None and not 1 <= body.n <= limits.config.choices_max:
+        raise invalid(f"`n` must be between 1 and {limits.config.choices_max}.", "n")
+    if body.stream_options is not None and not body.stream:
+        raise invalid("`stream_options` needs `stream` to be true.", "stream_options")
+    check_ids(body.stop_token_ids, "stop_token_ids", limits, STOP_IDS_MAX)
+
+
+def check_unsupported(body: Unsupported) -> None:
+    for name in Unsupported.__struct_fields__:
+        raw = getattr(body, name)
+        if raw is NOT_GIVEN:
+            continue
+        value = bytes(raw)
+        if value in NEUTRAL or value in NEUTRAL_OF.get(name, ()):
+            continue
+        if name == "response_format" and is_text_format(value):
+            continue
+        if name == "chat_template":
+            raise invalid("A request cannot bring its own chat template.", name)
+        raise invalid(f"`{name}` is not supported.", name)
+
+
+def is_text_format(value: bytes) -> bool:
+    try:
+        return bool(msgspec.json.decode(value) == {"type": "text"})
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def check_tools(chat: ChatBody) -> None:
+    """Tools may be listed as long as none is to be called."""
+    choice = bytes(chat.tool_choice)
+    has_tools = bytes(chat.tools) not in (b"", b"null", b"[]")
+    if choice == b'"none"':
+        return
+    if choice not in (b"", b"null", b'"auto"') and not has_tools:
+        raise invalid("`tool_choice` needs `tools`, and tools are not supported.", "tools")
+    if has_tools:
+        raise invalid('`tools` are not supported, other than with `tool_choice` "none".', "tools")
+
+
+def check_ids(
+    ids: list[int] | None, param: str, limits: Limits, count_max: int | None = None
+) -> None:
+    """Every id must be in the vocabulary: ids are used as indices of tables."""
+    if not ids:
+        return
+    if count_max is not None and len(ids) > count_max:
+        raise invalid(f"`{param}` may have at most {count_max} entries.", param)
+    if min(ids) < 0 or max(ids) >= limits.vocab_size:
+        raise invalid(
+            f"`{param}` must hold token ids between 0 and {limits.vocab_size - 1}.", param
+        )
+
+
+def read_conversation(chat: ChatBody, created_s: float) -> tuple[Chat, str]:
+    """The conversation as the template sees it, and the text that `echo` repeats."""
+    continues = bool(chat.continue_final_message)
+    prompts = chat.add_generation_prompt
+    if continues and prompts:
+        raise invalid(
+            "`continue_final_message` and `add_generation_prompt` exclude each other.",
+            "continue_final_message",
+        )
+    if continues and chat.messages[-1].role != "assistant":
+        raise invalid(
+            "`continue_final_message` needs a last message of the assistant.",
+            "continue_final_message",
+        )
+    for name in chat.chat_template_kwargs or ():
+        if name in TEMPLATE_RESERVED or name.startswith("_"):
+            raise invalid(f"`{name[:100]}` cannot be set by a request.", "chat_template_kwargs")
+    messages = [read_message(message, i) for i, message in enumerate(chat.messages)]
+    kwargs = chat.chat_template_kwargs
+    conversation = Chat(
+        messages_json=msgspec.json.encode(messages),
+        template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
+        add_generation_prompt=not continues if prompts is None else prompts,
+        continue_final_message=continues,
+        created_s=created_s,
+    )
+    return conversation, messages[-1]["content"] if continues else ""
+
+
+def read_message(message: ChatMessage, index: int) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if message.role == "tool" and message.tool_call_id is None:
+        raise invalid("A tool message needs its `tool_call_id`.", f"{where}.tool_call_id")
+    content = message.content
+    if content is None:
+        if message.role != "assistant" or not message.tool_calls:
+            raise invalid("A message needs its `content`.", f"{where}.content")
+        content = ""
+    if isinstance(content, list):
+        if not content:
+            raise invalid("A message's `content` cannot be an empty list.", f"{where}.content")
+        texts = []
+        for i, part in enumerate(content):
+            text = part.refusal if part.type == "refusal" else part.text
+            if part.type not in ("text", "refusal"):
+                raise invalid(
+                    f"Content parts of type `{part.type[:100]}` are not supported.",
+                    f"{where}.content[{i}].type",
+                )
+            if text is None:
+                raise invalid("A text part needs its `text`.", f"{where}.content[{i}].text")
+            texts.append(text)
+        content = "".join(texts)
+    role = "system" if message.role == "developer" else message.role
+    entry: dict[str, Any] = {"role": role, "content": content}
+    if message.name is not None:
+        entry["name"] = message.name
+    if message.tool_call_id is not None:
+        entry["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        entry["tool_calls"] = [read_tool_call(call) for call in message.tool_calls]
+    return entry
+
+
+def read_tool_call(call: ToolCall) -> dict[str, Any]:
+    """A call of the history. Templates want an object for the arguments; where the text is none
+    (a call that was cut off), they get the text, so that the conversation can go on."""
+    arguments: Any = call.function.arguments
+    try:
+        decoded = msgspec.json.decode(arguments) if arguments else {}
+    except (msgspec.DecodeError, RecursionError):
+        decoded = None
+    if isinstance(decoded, dict):
+        arguments = decoded
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": call.type, "function": function}
+
+
+def read_prompts(body: CompletionBody, limits: Limits) -> tuple[Prompt, ...]:
+    """One prompt for a string or a list of ids; several for a list of either."""
+    prompt = body.prompt
+    if prompt is None:
+        raise invalid("The required field `prompt` is missing.", "prompt")
+    if isinstance(prompt, str):
+        return (Prompt(text=prompt),)
+    if not prompt:
+        raise invalid("`prompt` cannot be an empty list.", "prompt")
+    first = type(prompt[0])
+    if any(type(item) is not first for item in prompt):
+        raise invalid("`prompt` mixes strings, ids and lists of ids.", "prompt")
+    if first is int:
+        return (read_ids(prompt, "prompt", limits),)
+    if len(prompt) > limits.config.prompts_max:
+        raise invalid(f"At most {limits.config.prompts_max} prompts in one call.", "prompt")
+    if first is str:
+        return tuple(Prompt(text=text) for text in prompt if isinstance(text, str))
+    return tuple(read_ids(ids, f"prompt[{i}]", limits) for i, ids in enumerate(prompt))
+
+
+def read_ids(ids: Any, param: str, limits: Limits) -> Prompt:
+    if not ids:
+        raise invalid(f"`{param}` has no tokens.", param)
+    check_ids(ids, param, limits)
+    return Prompt(ids=pack(ids))
+
+
+def read_sampling(
+    body: Generation,
+    max_tokens: int,
+    logprobs: int | None,
+    limits: Limits,
+    draw: Callable[[], int],
+) -> Sampling:
+    """`max_tokens` 0: what is left of the context."""
+    min_tokens = body.min_tokens or 0
+    if max_tokens and min_tokens > max_tokens:
+        raise invalid("`min_tokens` cannot be more than the token limit.", "min_tokens")
+    top_k = body.top_k or 0
+    if top_k < 0 or top_k >= limits.vocab_size:
+        top_k = 0
+    top_p = 1.0 if body.top_p is None else body.top_p
+    if top_p == 0.0:
+        top_k, top_p = 1, 1.0
+    return Sampling(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=read_bias(body.logit_bias, limits),
+        seed=draw() if body.seed is None else body.seed,
+        logprobs=logprobs,
+        stop_ids=tuple(sorted(set(body.stop_token_ids or ()))),
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+    )
+
+
+def read_bias(bias: dict[str, float] | None, limits: Limits) -> tuple[tuple[int, float], ...]:
+    if not bias:
+        return ()
+    if len(bias) > BIAS_COUNT_MAX:
+        raise invalid(f"`logit_bias` may have at most {BIAS_COUNT_MAX} entries.", "logit_bias")
+    entries: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 16):
+            raise invalid(
+                f"`logit_bias` has a key that is no token id: {key[:40]!r}.", "logit_bias"
+            )
+        token_id = int(key)
+        if token_id >= limits.vocab_size:
+            raise invalid(
+                f"`logit_bias` must hold token ids between 0 and {limits.vocab_size - 1}.",
+                "logit_bias",
+            )
+        entries[token_id] = value
+    return tuple(sorted(entries.items()))
+
+
+def read_stop(body: Generation, limits: Limits) -> StopRules:
+    stop = body.stop
+    strings = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if len(strings) > limits.config.stops_max:
+        raise invalid(f"At most {limits.config.stops_max} stop strings.", "stop")
+    for text in strings:
+        if not text:
+            raise invalid("A stop string cannot be empty.", "stop")
+        if len(text) > limits.config.stop_chars_max:
+            raise invalid(
+                f"A stop string may have at most {limits.config.stop_chars_max} characters.", "stop"
+            )
+    return StopRules(
+        strings=tuple(dict.fromkeys(strings)),
+        keep_match=bool(body.include_stop_str_in_output),
+        min_tokens=body.min_tokens or 0,
+        skip_special=True if body.skip_special_tokens is None else body.skip_special_tokens,
+    )
+
+
+def read_namespace(body: Generation) -> str:
+    """Salts are kept apart from every other kind of namespace by their own prefix."""
+    return "" if body.cache_salt is None else f"salt:{body.cache_salt}"
+
+
+def read_include_usage(body: Generation) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)

@@ -1,0 +1,246 @@
+"""This file keeps the record of each open request: what was asked, and which tokens have come.
+
+It does not know streams, protocols, the loop or which room died; time is an argument. It decides
+what is dropped, what interrupts a request, and what is sent for it again.
+
+Laws. A request leaves the ledger once, by its terminal message, by giving up or by being
+cancelled while nothing of it is in flight; whatever comes for it later is dropped. Results of an
+older attempt are dropped. The tokens taken are [0, token_count) without a gap: what was taken is
+skipped, and what does not follow on it interrupts the request, since the link delivers at most
+once. A request is given up after `LOSSES_MAX` losses in a row without a new token, so that one
+that kills its worker each time cannot go on for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from messages.gateway import Delta, Encoded, Failed
+from messages.tokenizer import Cancel, Encode
+
+LOSSES_MAX = 2  # in a row, without a token in between
+ATTEMPTS_MAX = 10
+# How long a cancelled request is kept for its terminal message before it is taken for lost.
+CANCEL_WAIT_S = 60.0
+
+
+class Stage(enum.Enum):
+    PARKED = "parked"  # not sent: waits for a lost part to be back
+    ENCODING = "encoding"  # sent to the tokenizer, which has not answered
+    RUNNING = "running"  # past the tokenizer
+    CANCELLED = "cancelled"  # nobody reads it: waits for its terminal message
+
+
+class Record:
+    """One open request."""
+
+    __slots__ = (
+        "attempt",
+        "call_id",
+        "choice",
+        "emitted",
+        "encode",
+        "last_s",
+        "loss_mark",
+        "losses",
+        "opened_s",
+        "since_s",
+        "stage",
+        "token_count",
+    )
+
+    def __init__(self, encode: Encode, call_id: str, choice: int, now_s: float) -> None:
+        self.encode = encode  # its first attempt
+        self.call_id = call_id
+        self.choice = choice
+        self.attempt = 0  # the last one sent
+        self.stage = Stage.PARKED
+        self.token_count = 0
+        self.emitted = bytearray()  # Int32s of the tokens taken
+        self.losses = 0
+        self.loss_mark = 0  # token_count at the last loss
+        self.opened_s = now_s
+        self.since_s = now_s  # since when it is in its stage
+        self.last_s: float | None = None  # when the last tokens came
+
+    @property
+    def request(self) -> str:
+        return self.encode.request
+
+    @property
+    def is_check(self) -> bool:
+        """Its terminal message is `Encoded`."""
+        return not self.encode.forward
+
+
+class Verdict(enum.Enum):
+    TAKEN = "taken"
+    DROPPED = "dropped"
+    GAP = "gap"  # tokens are missing before it: interrupt the request
+
+
+class Interrupted(NamedTuple):
+    """What a loss did. Records in `given_up` and `forgotten` have left the ledger."""
+
+    parked: list[Record]
+    given_up: list[Record]  # lost too often: to be failed
+    forgotten: list[Record]  # were cancelled: their terminal message will not come
+
+
+class Ledger:
+    """The open requests, by id, in the order in which they were opened."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.dropped_count = 0  # messages of unknown requests, older attempts, taken tokens
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records.values())
+
+    def add(self, record: Record) -> None:
+        """A new request, parked: `send` gives what to send for it."""
+        assert record.request not in self.records, f"{record.request} is open already"
+        self.records[record.request] = record
+
+    def send(self, record: Record, now_s: float) -> list[Cancel | Encode]:
+        """Starts the next attempt of a parked request: the messages to send, in order.
+
+        The cancel ends what may still run of the attempt before it, wherever that is.
+        """
+        assert record.stage is Stage.PARKED, f"{record.request} is {record.stage}"
+        messages: list[Cancel | Encode] = []
+        if record.attempt:
+            messages.append(Cancel(request=record.request, attempt=record.attempt))
+        record.attempt += 1
+        record.stage, record.since_s = Stage.ENCODING, now_s
+        encode = record.encode
+        if record.attempt > 1:
+            encode = msgspec.structs.replace(
+                encode, attempt=record.attempt, emitted=bytes(record.emitted)
+            )
+        messages.append(encode)
+        return messages
+
+    def encoded(self, message: Encoded, now_s: float) -> Record | None:
+        """The request is past the tokenizer; one that was only checked has left the ledger."""
+        record = self._current(message.request, message.attempt)
+        if record is None:
+            return None
+        if record.is_check:
+            del self.records[record.request]
+        elif record.stage is Stage.ENCODING:
+            record.stage, record.since_s = Stage.RUNNING, now_s
+        return record
+
+    def take(self, delta: Delta, now_s: float) -> tuple[Verdict, Record | None]:
+        """Judges one delta; a terminal one that is taken has removed its record."""
+        record = self._current(delta.request, delta.attempt)
+        if record is None:
+            return Verdict.DROPPED, None
+        is_end = delta.finish is not None
+        if record.stage is Stage.CANCELLED:
+            if is_end:
+                del self.records[record.request]
+            return (Verdict.TAKEN if is_end else Verdict.DROPPED), record
+        if delta.index > record.token_count or (is_end and delta.index < record.token_count):
+            return Verdict.GAP, record
+        if is_end:
+            del self.records[record.request]
+            return Verdict.TAKEN, record
+        if delta.index < record.token_count:
+            self.dropped_count += 1
+            return Verdict.DROPPED, record
+        assert len(delta.token_ids) == 4 * delta.token_count, (
+            f"{delta.request}: {delta.token_count} tokens with {len(delta.token_ids)} bytes of ids"
+        )
+        if record.stage is Stage.ENCODING:  # it overtook `Encoded`, which comes another way
+            record.stage, record.since_s = Stage.RUNNING, now_s
+        record.token_count += delta.token_count
+        record.emitted += delta.token_ids
+        return Verdict.TAKEN, record
+
+    def failed(self, message: Failed) -> Record | None:
+        """The record, removed; None when the message is of no use."""
+        record = self._current(message.request, message.attempt)
+        if record is not None:
+            del self.records[record.request]
+        return record
+
+    def cancel(self, record: Record, now_s: float) -> Cancel | None:
+        """Nobody reads it any more. With nothing in flight it leaves at once; otherwise the
+        returned message asks for its end, and it stays until that has come."""
+        if record.stage is Stage.CANCELLED or record.request not in self.records:
+            return None
+        was_parked = record.stage is Stage.PARKED
+        record.stage, record.since_s = Stage.CANCELLED, now_s
+        if was_parked:
+            del self.records[record.request]
+            if not record.attempt:
+                return None
+        return Cancel(request=record.request, attempt=record.attempt)
+
+    def interrupt(self, which: Callable[[Record], bool], now_s: float) -> Interrupted:
+        """A part that the requests `which` picks were in is lost."""
+        result = Interrupted([], [], [])
+        for record in [record for record in self if which(record)]:
+            if record.stage is Stage.PARKED:
+                continue
+            if record.stage is Stage.CANCELLED:
+                del self.records[record.request]
+                result.forgotten.append(record)
+                continue
+            has_progress = record.token_count > record.loss_mark
+            record.losses = 1 if has_progress else record.losses + 1
+            record.loss_mark = record.token_count
+            if record.losses > LOSSES_MAX or record.attempt >= ATTEMPTS_MAX:
+                del self.records[record.request]
+                result.given_up.append(record)
+                continue
+            record.stage, record.since_s = Stage.PARKED, now_s
+            result.parked.append(record)
+        return result
+
+    def parked(self) -> list[Record]:
+        return [record for record in self if record.stage is Stage.PARKED]
+
+    def expire(self, now_s: float, parked_max_s: float) -> Interrupted:
+        """Removes what has waited too long: parked requests are given up, cancelled ones
+        forgotten."""
+        result = Interrupted([], [], [])
+        for record in list(self):
+            waited_s = now_s - record.since_s
+            if record.stage is Stage.PARKED and waited_s >= parked_max_s:
+                result.given_up.append(record)
+            elif record.stage is Stage.CANCELLED and waited_s >= CANCEL_WAIT_S:
+                result.forgotten.append(record)
+            else:
+                continue
+            del self.records[record.request]
+        return result
+
+    def check(self) -> None:
+        """Asserts the laws of every record."""
+        for request, record in self.records.items():
+            where = f"{request} ({record.stage.value})"
+            assert request == record.request, f"{where} is kept as {request}"
+            assert len(record.emitted) == 4 * record.token_count, f"{where}: ids and count differ"
+            assert record.loss_mark <= record.token_count, f"{where}: mark is ahead"
+            assert 0 <= record.losses <= LOSSES_MAX, f"{where}: {record.losses} losses"
+            assert record.attempt <= ATTEMPTS_MAX, f"{where}: {record.attempt} attempts"
+            assert record.attempt or record.stage is Stage.PARKED, f"{where} was never sent"
+            if record.is_check:
+                assert not record.token_count, f"{where} has tokens, and is a check"
+
+    def _current(self, request: str, attempt: int) -> Record | None:
+        record = self.records.get(request)
+        if record is None or record.attempt != attempt:
+            self.dropped_count += 1
+            return None
+        return record

@@ -1,0 +1,362 @@
+"""This file writes answers of the OpenAI dialect: rows of text to chunks, or to one body.
+
+It does not know HTTP, connections or time; `openai.py` reads what is asked, this file writes what
+is answered.
+Laws, for every stream: the role comes once for each index, in its first chunk; each index has
+exactly one finish chunk; usage comes only where asked for, once, after all finish chunks and with
+no choices; `[DONE]` is last, once. The joined texts and the usage are those of the plain answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from actors.gateway.call import Checked, Row
+from actors.gateway.errors import body as error_body
+from actors.gateway.logprobs import CompletionScribe, chat_logprobs
+from actors.gateway.openai import Ask
+from actors.gateway.sse import DONE, MARK, Template, encode, frame
+from messages.gateway import TokenLogprob
+from messages.openai import (
+    ChatChoice,
+    ChatChunk,
+    ChatReply,
+    ChunkChoice,
+    ChunkDelta,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionReply,
+    PromptDetails,
+    ReplyMessage,
+    Usage,
+)
+from messages.types import FinishReason, Problem
+from messages.types import Usage as RequestUsage
+
+
+class Head(NamedTuple):
+    """What is the same in every chunk of an answer."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Tally:
+    """The usage of a call: each prompt once, however many choices it has."""
+
+    def __init__(self, choice_count: int) -> None:
+        self.choice_count = choice_count
+        self.prompts: dict[int, RequestUsage] = {}
+        self.completion_tokens = 0
+
+    def finish(self, index: int, usage: RequestUsage | None) -> None:
+        """Counts one finished choice."""
+        usage = usage or RequestUsage()
+        self.completion_tokens += usage.completion_tokens
+        self.prompts.setdefault(index // self.choice_count, usage)
+
+    def check_only(self, checked: Iterable[Checked]) -> None:
+        """Counts prompts that nothing was generated for."""
+        for index, prompt in enumerate(checked):
+            self.prompts[index] = RequestUsage(prompt_tokens=prompt.token_count)
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(usage.prompt_tokens for usage in self.prompts.values())
+        cached_tokens = sum(usage.cached_tokens for usage in self.prompts.values())
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
+        )
+
+
+class StreamWriter(Protocol):
+    """Writes a stream. Each method returns frames to be sent as they are."""
+
+    def write(self, rows: Iterable[Row]) -> bytes: ...
+
+    def end(self, checked: Sequence[Checked]) -> bytes: ...
+
+    def fail(self, problem: Problem) -> bytes: ...
+
+
+def stream_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> StreamWriter:
+    """`checked` are the prompts as the tokenizer saw them, where the call was checked first."""
+    return (ChatStream if ask.is_chat else CompletionStream)(ask, head, echo_texts(ask, checked))
+
+
+def plain_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> PlainWriter:
+    return PlainWriter(ask, head, echo_texts(ask, checked))
+
+
+def echo_texts(ask: Ask, checked: Sequence[Checked]) -> tuple[str, ...]:
+    if ask.echoes is None:
+        return ("",) * len(ask.call.prompts)
+    return tuple(checked[i].text if text is None else text for i, text in enumerate(ask.echoes))
+
+
+def failure(problem: Problem) -> bytes:
+    """How a stream that has begun ends when its call fails: the error as an event, then the end."""
+    return frame(error_body(problem)) + DONE
+
+
+class ChatStream:
+    """Chunks of /v1/chat/completions."""
+
+    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
+        self.ask = ask
+        self.head = head
+        self.echoes = echoes
+        self.tally = Tally(ask.call.choice_count)
+        self.templates: dict[int, Template] = {}
+
+    def write(self, rows: Iterable[Row]) -> bytes:
+        frames: list[bytes] = []
+        for index, delta in rows:
+            template = self.templates.get(index)
+            if template is None:
+                template = self._begin(index, frames)
+            if self.ask.logprobs is not None and delta.logprobs:
+                frames.append(
+                    self._chunk(index, ChunkDelta(content=delta.text), logprobs=delta.logprobs)
+                )
+            elif delta.text:
+                frames.append(template.fill(delta.text))
+            if delta.finish is not None:
+                self.tally.finish(index, delta.usage)
+                frames.append(
+                    self._chunk(index, ChunkDelta(), finish=delta.finish, matched=delta.matched)
+                )
+        return b"".join(frames)
+
+    def end(self, checked: Sequence[Checked]) -> bytes:
+        if not self.ask.include_usage:
+            return DONE
+        chunk = ChatChunk(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[],
+            usage=self.tally.usage(),
+        )
+        return frame(encode(chunk)) + DONE
+
+    def fail(self, problem: Problem) -> bytes:
+        return failure(problem)
+
+    def _begin(self, index: int, frames: list[bytes]) -> Template:
+        frames.append(self._chunk(index, ChunkDelta(role="assistant", content="")))
+        template = Template(self._struct(index, ChunkDelta(content=MARK)))
+        self.templates[index] = template
+        echo = self.echoes[index // self.ask.call.choice_count]
+        if echo:
+            frames.append(template.fill(echo))
+        return template
+
+    def _chunk(
+        self,
+        index: int,
+        delta: ChunkDelta,
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish: FinishReason | None = None,
+        matched: str | int | None = None,
+    ) -> bytes:
+        chunk = self._struct(index, delta, logprobs=logprobs, finish=finish, matched=matched)
+        return frame(encode(chunk))
+
+    def _struct(
+        self,
+        index: int,
+        delta: ChunkDelta,
+        *,
+        logprobs: Sequence[TokenLogprob] = (),
+        finish: FinishReason | None = None,
+        matched: str | int | None = None,
+    ) -> ChatChunk:
+        choice = ChunkChoice(
+            index=index,
+            delta=delta,
+            logprobs=chat_logprobs(logprobs) if logprobs else None,
+            finish_reason=None if finish is None else finish.value,
+            matched_stop=msgspec.UNSET if finish is None else matched,
+        )
+        return ChatChunk(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[choice],
+            usage=None if self.ask.include_usage else msgspec.UNSET,
+        )
+
+
+class CompletionStream:
+    """Chunks of /v1/completions."""
+
+    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
+        self.ask = ask
+        self.head = head
+        self.echoes = echoes
+        self.tally = Tally(ask.call.choice_count)
+        self.templates: dict[int, Template] = {}
+        self.scribes: dict[int, CompletionScribe] = {}
+
+    def write(self, rows: Iterable[Row]) -> bytes:
+        frames: list[bytes] = []
+        for index, delta in rows:
+            template = self.templates.get(index)
+            if template is None:
+                template = self._begin(index, frames)
+            if self.ask.logprobs is not None and delta.logprobs:
+                logprobs = self.scribes[index].write(delta.logprobs)
+                frames.append(frame(encode(self._struct(index, delta.text, logprobs=logprobs))))
+            elif delta.text:
+                frames.append(template.fill(delta.text))
+            if delta.finish is not None:
+                self.tally.finish(index, delta.usage)
+                chunk = self._struct(index, "", finish=delta.finish, matched=delta.matched)
+                frames.append(frame(encode(chunk)))
+        return b"".join(frames)
+
+    def end(self, checked: Sequence[Checked]) -> bytes:
+        frames: list[bytes] = []
+        if self.ask.prompt_only:
+            self.tally.check_only(checked)
+            for index in range(self.ask.call.request_count):
+                self._begin(index, frames)
+                chunk = self._struct(index, "", finish=FinishReason.LENGTH)
+                frames.append(frame(encode(chunk)))
+        if self.ask.include_usage:
+            reply = CompletionReply(
+                id=self.head.id,
+                created=self.head.created,
+                model=self.head.model,
+                choices=[],
+                usage=self.tally.usage(),
+            )
+            frames.append(frame(encode(reply)))
+        frames.append(DONE)
+        return b"".join(frames)
+
+    def fail(self, problem: Problem) -> bytes:
+        return failure(problem)
+
+    def _begin(self, index: int, frames: list[bytes]) -> Template:
+        template = Template(self._struct(index, MARK))
+        self.templates[index] = template
+        echo = self.echoes[index // self.ask.call.choice_count]
+        self.scribes[index] = CompletionScribe(self.ask.logprobs or 0, len(echo))
+        if echo:
+            frames.append(template.fill(echo))
+        return template
+
+    def _struct(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: CompletionLogprobs | None = None,
+        finish: FinishReason | None = None,
+        matched: str | int | None = None,
+    ) -> CompletionReply:
+        choice = CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=None if finish is None else finish.value,
+            matched_stop=msgspec.UNSET if finish is None else matched,
+        )
+        return CompletionReply(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[choice],
+            usage=None if self.ask.include_usage else msgspec.UNSET,
+        )
+
+
+class Gathered:
+    """One choice of a plain answer, as far as it has come."""
+
+    __slots__ = ("finish", "logprobs", "matched", "texts")
+
+    def __init__(self, echo: str) -> None:
+        self.texts = [echo]
+        self.logprobs: list[TokenLogprob] = []
+        self.finish = FinishReason.LENGTH
+        self.matched: str | int | None = None
+
+
+class PlainWriter:
+    """The one body of an answer that is not streamed, for both routes."""
+
+    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
+        self.ask = ask
+        self.head = head
+        self.echoes = echoes
+        self.tally = Tally(ask.call.choice_count)
+        self.choices = [
+            Gathered(echoes[index // ask.call.choice_count])
+            for index in range(ask.call.request_count)
+        ]
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for index, delta in rows:
+            choice = self.choices[index]
+            choice.texts.append(delta.text)
+            choice.logprobs.extend(delta.logprobs)
+            if delta.finish is not None:
+                choice.finish = delta.finish
+                choice.matched = delta.matched
+                self.tally.finish(index, delta.usage)
+
+    def body(self, checked: Sequence[Checked]) -> bytes:
+        if self.ask.prompt_only:
+            self.tally.check_only(checked)
+        reply = self._chat() if self.ask.is_chat else self._completion()
+        return encode(reply)
+
+    def _chat(self) -> ChatReply:
+        wanted = self.ask.logprobs is not None
+        return ChatReply(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[
+                ChatChoice(
+                    index=index,
+                    message=ReplyMessage(content="".join(choice.texts)),
+                    logprobs=chat_logprobs(choice.logprobs) if wanted else None,
+                    finish_reason=choice.finish.value,
+                    matched_stop=choice.matched,
+                )
+                for index, choice in enumerate(self.choices)
+            ],
+            usage=self.tally.usage(),
+        )
+
+    def _completion(self) -> CompletionReply:
+        wanted = self.ask.logprobs
+        return CompletionReply(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            choices=[
+                CompletionChoice(
+                    index=index,
+                    text="".join(choice.texts),
+                    logprobs=None
+                    if wanted is None
+                    else CompletionScribe(wanted, len(choice.texts[0])).write(choice.logprobs),
+                    finish_reason=choice.finish.value,
+                    matched_stop=choice.matched,
+                )
+                for index, choice in enumerate(self.choices)
+            ],
+            usage=self.tally.usage(),
+        )

@@ -1,0 +1,162 @@
+"""This file listens: the socket, and uvicorn's connections with the time limits they lack.
+
+It does not know routes; `http.py` is the application. It takes uvicorn's connections but not its
+server, which polls ten times a second and takes the process's signals.
+Laws: a connection that sends nothing, sends its headers too slowly, or does not read what is left
+when it ends, is cut after the settings' time; nothing here runs while nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import TYPE_CHECKING, NamedTuple
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from actors.gateway.errors import answer_http
+from actors.gateway.http import App
+
+if TYPE_CHECKING:
+    from actors.gateway.actor import Gateway
+
+BACKLOG = 2048
+HEADER_BYTES_MAX = 64 << 10
+CLOSE_GRACE_S = 2.0
+
+
+class Times(NamedTuple):
+    header_s: float
+    keep_alive_s: float
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection, with the time limits that it lacks: for the headers, and for a client
+    that does not read what is left when its connection ends."""
+
+    def __init__(self, times: Times, config: Config, server_state: ServerState) -> None:
+        super().__init__(config=config, server_state=server_state, app_state={})
+        self.times = times
+        self.header_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_between(self) -> bool:
+        """No request is being served."""
+        cycle = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {"abort": transport.abort}
+        self.arm_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.disarm_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.is_between:
+            self.disarm_header_timer()
+        elif self.header_timer is None:
+            self.arm_header_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def arm_header_timer(self) -> None:
+        self.header_timer = self.loop.call_later(self.times.header_s, self.end_headers_late)
+
+    def disarm_header_timer(self) -> None:
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
+
+    def end_headers_late(self) -> None:
+        self.header_timer = None
+        if self.is_between and not self.transport.is_closing():
+            self.refuse_raw(408, "The request did not arrive in time.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn for bytes that are not HTTP."""
+        if self.is_between:
+            self.refuse_raw(400, "This is not a valid HTTP request.")
+        else:
+            self.transport.close()
+
+    def refuse_raw(self, status: int, message: str) -> None:
+        """Answers without a request, and ends the connection."""
+        body = answer_http(status, message).body
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
+
+
+class Site:
+    """The listening socket, and the connections it has made."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.app = App(gateway)
+        self.state = ServerState()
+        self.server: asyncio.Server | None = None
+
+    async def open(self) -> tuple[str, int]:
+        """Binds, and serves from now on. Returns where. Raises OSError that names the address."""
+        config = self.gateway.config
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        try:
+            bound = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            where = f"{config.host}:{config.port}"
+            raise OSError(error.errno, f"cannot listen on {where}: {error.strerror}") from error
+        uvicorn = Config(
+            self.app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=max(1, round(config.keep_alive_s)),
+            h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+        )
+        uvicorn.load()
+        times = Times(config.header_timeout_s, config.keep_alive_s)
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(
+            lambda: Connection(times, uvicorn, self.state), sock=bound, backlog=BACKLOG
+        )
+        host, port = bound.getsockname()[:2]
+        return host, port
+
+    async def close(self) -> None:
+        """Stops listening, lets the responses that have their end go out, then cuts the rest."""
+        if self.server is None:
+            return
+        self.server.close()
+        connections = list(self.state.connections)
+        for connection in connections:
+            connection.shutdown()
+        if self.state.tasks:
+            await asyncio.wait(self.state.tasks, timeout=CLOSE_GRACE_S)
+        for connection in list(self.state.connections):
+            connection.transport.abort()
+        self.server = None

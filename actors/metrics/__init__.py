@@ -1,0 +1,1 @@
+"""The room that merges what actors count and shows it to Prometheus."""
