@@ -1,4 +1,4 @@
-"""This file is the contract of whatever brings nodes to life: threads, child processes, a simulation.
+"""This file is the contract of what brings nodes to life: threads, child processes, a simulation.
 
 It does not know how. Laws: `exited` is done exactly once and tells all that is known of the death;
 `kill` never waits for the node's cooperation.

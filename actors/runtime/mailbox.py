@@ -55,6 +55,7 @@ class Envelope(msgspec.Struct, gc=False):
     tick: tuple[Hashable, int] | None = None  # which timer, and its generation
     put_s: float = 0.0
     size_bytes: int = 0
+    parked_by: Any = None  # Full.WAIT: the life that waits for room; None again once it has it
 
 
 class Put(enum.Enum):

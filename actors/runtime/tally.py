@@ -6,6 +6,7 @@ Law: what `take` returned is counted once; an untouched tally is not dirty and c
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from messages.system import Counter, Flush, Gauge, Histogram, Labels
 
@@ -15,7 +16,9 @@ SERIES_MAX = 4096  # per node; a label that grows without bound must not take th
 class Tally:
     """Counters as increases, gauges as last values, histograms as counts per bucket."""
 
-    def __init__(self) -> None:
+    def __init__(self, became_dirty: Callable[[], None] = lambda: None) -> None:
+        self._became_dirty = became_dirty
+        self._is_clean = True
         self.counters: dict[tuple[str, Labels], float] = {}
         self.gauges: dict[tuple[str, Labels], float] = {}
         self.histograms: dict[tuple[str, Labels], tuple[tuple[float, ...], list[int], float]] = {}
@@ -28,6 +31,7 @@ class Tally:
     def count(self, name: str, increase: float, labels: Labels) -> None:
         assert increase >= 0, (name, increase)
         key = (name, labels)
+        self._soil()
         if key in self.counters:
             self.counters[key] += increase
         elif self._has_room():
@@ -35,12 +39,14 @@ class Tally:
 
     def gauge(self, name: str, value: float, labels: Labels) -> None:
         key = (name, labels)
+        self._soil()
         if key in self.gauges or self._has_room():
             self.gauges[key] = value
 
     def observe(self, name: str, value: float, bounds: tuple[float, ...], labels: Labels) -> None:
         """Counts into the first bucket whose upper bound is at least `value`."""
         key = (name, labels)
+        self._soil()
         row = self.histograms.get(key)
         if row is None:
             if not self._has_room():
@@ -49,6 +55,11 @@ class Tally:
         assert row[0] == bounds, f"{name} has two sets of bounds"
         row[1][bisect_left(bounds, value)] += 1
         self.histograms[key] = (bounds, row[1], row[2] + value)
+
+    def _soil(self) -> None:
+        if self._is_clean:
+            self._is_clean = False
+            self._became_dirty()
 
     def _has_room(self) -> bool:
         if len(self.counters) + len(self.gauges) + len(self.histograms) < SERIES_MAX:
@@ -70,4 +81,5 @@ class Tally:
         self.counters.clear()
         self.gauges.clear()
         self.histograms.clear()
+        self._is_clean = True
         return flush

@@ -1,0 +1,125 @@
+"""This file chooses how the nodes of a system are brought to life and linked, from what the tree
+asks for: nothing for one node, memory for threads, ZMQ as soon as there is a process.
+
+It does not know actors. Only here and in `child.py` is the ZMQ transport named, and it is imported
+only where a process is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from actors.runtime import spec
+from actors.runtime.launch import Launched, Launcher
+from actors.runtime.spec import NodeKind
+from actors.runtime.threads import ThreadLauncher
+from actors.runtime.transport.base import Transport
+from actors.runtime.transport.memory import MemoryHub, MemoryTransport
+from messages.system import NodeBoot
+
+
+class Fabric(Protocol):
+    """What holds the nodes of one system together."""
+
+    @property
+    def run(self) -> str: ...
+
+    @property
+    def run_dir(self) -> str: ...
+
+    def transport(self, name: str, incarnation: int) -> Transport | None:
+        """A transport for one node; None where there is but one node."""
+
+    def launcher(self, kind: NodeKind) -> Launcher: ...
+
+    def close(self) -> None:
+        """Removes what the run has left in the file system."""
+
+
+class MemoryFabric:
+    """Threads of this process, or only the root."""
+
+    def __init__(
+        self, nodes: tuple[spec.Node, ...], log: Any = None, hub: MemoryHub | None = None
+    ) -> None:
+        self.run = "memory"
+        self.run_dir = ""
+        self.hub = hub or MemoryHub()
+        self._has_nodes = bool(nodes)
+        self._threads = ThreadLauncher(self._transport, log)
+
+    def _transport(self, boot: NodeBoot) -> Transport:
+        return MemoryTransport(self.hub, boot.name, boot.incarnation)
+
+    def transport(self, name: str, incarnation: int) -> Transport | None:
+        return MemoryTransport(self.hub, name, incarnation) if self._has_nodes else None
+
+    def launcher(self, kind: NodeKind) -> Launcher:
+        assert kind is NodeKind.THREAD, kind
+        return self._threads
+
+    def close(self) -> None:
+        self.hub.transports.clear()
+
+
+class ProcessFabric:
+    """Child processes, and threads beside them, over ZMQ in a directory of the run's own."""
+
+    def __init__(
+        self, run_dir: Path | None, heartbeat_s: float, hang_s: float, log: Any = None
+    ) -> None:
+        from actors.runtime.rundir import RunDir
+
+        self._rundir = RunDir.create(run_dir)
+        self.run = self._rundir.run
+        self.run_dir = str(self._rundir.path)
+        self._heartbeat_s = heartbeat_s
+        self._hang_s = hang_s
+        self._threads = ThreadLauncher(
+            lambda boot: self.transport(boot.name, boot.incarnation), log
+        )
+
+    def transport(self, name: str, incarnation: int) -> Transport:
+        from actors.runtime.transport.zmq import ZmqTransport
+
+        return ZmqTransport(
+            name,
+            incarnation,
+            run=self.run,
+            run_dir=Path(self.run_dir),
+            token=self._rundir.token,
+            heartbeat_s=self._heartbeat_s,
+            hang_s=self._hang_s,
+        )
+
+    def launcher(self, kind: NodeKind) -> Launcher:
+        return self._threads if kind is NodeKind.THREAD else self
+
+    async def launch(self, boot: NodeBoot) -> Launched:
+        from actors.runtime.process import spawn_node
+
+        return await spawn_node(boot, token=self._rundir.token, environment=child_environment())
+
+    def close(self) -> None:
+        self._rundir.close()
+
+
+def child_environment() -> dict[str, str]:
+    """Libraries that count threads as they load: one each, unless the user has said otherwise;
+    the worker asks torch itself for what it needs."""
+    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def fabric_for(
+    nodes: tuple[spec.Node, ...],
+    run_dir: Path | None,
+    heartbeat_s: float,
+    hang_s: float,
+    log: Any = None,
+) -> Fabric:
+    """The least that holds these nodes."""
+    if any(node.kind is NodeKind.PROCESS for node in nodes):
+        return ProcessFabric(run_dir, heartbeat_s, hang_s, log)
+    return MemoryFabric(nodes, log)

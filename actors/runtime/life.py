@@ -1,0 +1,395 @@
+"""This file is one life of one actor: its turns on the event loop, from start to death.
+
+It does not know supervision: it reports its end to the node, once. A turn handles a bounded number
+of messages and then lets others run; a handler that waits gives its turn back by itself.
+
+Laws: one message at a time; nothing is handled after the end; a crash takes only the message in
+hand with it; a life ends exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from actors.runtime.actor import Actor, union_members
+from actors.runtime.codec import Decoder
+from actors.runtime.crew import Crew
+from actors.runtime.directory import Entry
+from actors.runtime.mailbox import Envelope, Mailbox, Put
+from actors.runtime.timers import Timers
+from messages.base import Address, Lane
+from messages.system import (
+    ActorRow,
+    Cause,
+    Down,
+    Drain,
+    Reason,
+    State,
+    Stop,
+    Undelivered,
+    Up,
+)
+
+if TYPE_CHECKING:
+    from actors.runtime.node import Node
+
+DETAIL_CHARS_MAX = 500
+TRACE_LINES_MAX = 12
+
+
+class Life:
+    """What runs an actor. `send` is the hot path of the whole runtime."""
+
+    def __init__(
+        self, node: Node, actor: Actor, entry: Entry, address: Address, mailbox: Mailbox
+    ) -> None:
+        self.node = node
+        self.loop = node.loop
+        self.actor = actor
+        self.entry = entry
+        self.address = address
+        self.mailbox = mailbox
+        self.state = State.STARTING
+        self.is_awake = True  # not woken before it has started
+        self.is_dead = False
+        self.blocked_count = 0  # messages of ours that wait for room elsewhere
+        self.handled_count = 0
+        self.busy_since_s = 0.0
+        self.current: Envelope | None = None
+        self.current_kind: str | None = None  # of what is not an envelope: on_start, on_stop
+        self.task: asyncio.Task[None] | None = None
+        self.spawned: set[asyncio.Task[Any]] = set()
+        self.crews: dict[str, Crew] = {}
+        self.jobs: dict[int, tuple[str, float]] = {}  # offloaded: lane, since
+        self.watches: list[Entry] = []
+        self.peer_paths: set[str] = set()
+        self.is_drained = False
+        self.accepted = frozenset(union_members(actor.accepts))
+        self.private = frozenset(union_members(actor.private))
+        self.decoder = Decoder(actor.accepts)
+        self.answers = frozenset(union_members(actor.answers))
+        self.answer_decoder = Decoder(actor.answers) if actor.answers is not None else None
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            member: getattr(actor, row.method) for member, row in actor.handlers.items()
+        }
+        self.timers = Timers(self._call_later, self.tell_itself)
+        self.wants_undelivered = type(actor).on_undelivered is not Actor.on_undelivered
+        self.wants_drain = type(actor).on_drain is not Actor.on_drain
+
+    def _call_later(self, delay_s: float, ring: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(delay_s, ring)
+
+    # Sending
+
+    def send(
+        self,
+        target: Any,
+        message: Any,
+        deadline_s: float | None = None,
+        request: str | None = None,
+        question: int | None = None,
+    ) -> None:
+        """Puts a message into a local mailbox, or hands it to the node."""
+        life: Life | None = target.life
+        node = self.node
+        if life is None or node.encode_always:
+            node.route(self, target, message, deadline_s, request, question)
+            return
+        envelope = Envelope(message, self.address, deadline_s, question, request, target.is_exact)
+        if type(message) not in life.accepted:
+            node.undelivered(envelope, life.address, Cause.UNREADABLE)
+            return
+        life.put(envelope, self)
+
+    def put(self, envelope: Envelope, sender: Life | None) -> None:
+        """Takes a user message; what full means is this actor's choice."""
+        put = self.mailbox.put(envelope, self.node.time())
+        if put is not Put.TAKEN:
+            self._put_not_taken(put, envelope, sender)
+        if not self.is_awake:
+            self.is_awake = True
+            self.loop.call_soon(self.turn)
+
+    def _put_not_taken(self, put: Put, envelope: Envelope, sender: Life | None) -> None:
+        match put:
+            case Put.REFUSED:
+                self.node.undelivered(envelope, self.address, Cause.FULL)
+            case Put.DROPPED:
+                self.node.dropped(envelope, self.address)
+            case Put.WAITING:
+                if sender is not None and sender is not self:
+                    envelope.parked_by = sender
+                    sender.blocked_count += 1
+            case Put.OVERFLOWED:
+                self.node.undelivered(envelope, self.address, Cause.FULL)
+                self.crash(OverflowError(f"mailbox full: {type(envelope.body).__name__}"))
+
+    def put_urgent(self, lane: Lane, message: Any) -> None:
+        envelope = Envelope(message)
+        if self.mailbox.put_urgent(lane, envelope, self.node.time()) is Put.REFUSED:
+            self.node.dropped(envelope, self.address)
+        self.wake()
+
+    def tell_itself(self, message: Any, tick: tuple[Any, int] | None = None) -> None:
+        """Timers and results of offloaded work: never refused."""
+        if self.is_dead:
+            return
+        assert type(message) in self.handlers, f"{message!r} has no handler"
+        self.mailbox.put(Envelope(message, self.address, own=True, tick=tick), self.node.time())
+        self.wake()
+
+    def wake(self) -> None:
+        if not self.is_awake:
+            self.is_awake = True
+            self.loop.call_soon(self.turn)
+
+    def unblock(self) -> None:
+        """One message of ours that waited for room has got it."""
+        self.blocked_count -= 1
+        if self.blocked_count == 0 and self.state is not State.STARTING:
+            self.wake()
+
+    # Starting
+
+    def start(self) -> None:
+        self.current_kind = "on_start"
+        self.busy_since_s = self.node.time()
+        self.task = self.loop.create_task(self._start(), name=f"{self.address} start")
+
+    async def _start(self) -> None:
+        try:
+            note = await self.actor.on_start()
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+        except Exception as error:
+            self.crash(error)
+            return
+        self.task = None
+        self.current_kind = None
+        if self.is_dead:
+            return
+        self.state = State.RUNNING
+        self.node.life_started(self, note)
+        self.loop.call_soon(self.turn)
+
+    # Handling
+
+    def turn(self) -> None:
+        """Handles messages until there are none, one waits, or it is the others' turn."""
+        mailbox = self.mailbox
+        node = self.node
+        context = self.actor.context
+        for _ in range(node.turn_max):
+            if self.is_dead:
+                return
+            if self.blocked_count and not mailbox.urgent_count:
+                self.is_awake = False
+                return
+            now_s = node.time()
+            taken = mailbox.take(now_s)
+            if mailbox.expired:
+                self._report_expired()
+            if mailbox.parked:
+                self._unpark()
+            if taken is None:
+                self.is_awake = False
+                return
+            lane, envelope = taken
+            if lane is not Lane.USER:
+                if self._handle_urgent(envelope.body):
+                    return
+                continue
+            if envelope.tick is not None and not self.timers.accept(envelope.tick):
+                continue
+            self.current = envelope
+            self.busy_since_s = now_s
+            context.sender = envelope.sender
+            body = envelope.body
+            try:
+                waits = self.handlers[type(body)](body)
+            except Exception as error:
+                self.crash(error)
+                return
+            self.handled_count += 1
+            if waits is not None:
+                self._handle_waiting(waits)
+                return
+            self.current = None
+            if node.checks:
+                self._check()
+        self.loop.call_soon(self.turn)
+
+    def _check(self) -> None:
+        try:
+            self.actor.check()
+            self.mailbox.check()
+        except AssertionError as error:
+            self.crash(error)
+
+    def _handle_waiting(self, waits: Any) -> None:
+        assert asyncio.iscoroutine(waits), f"a handler returned {waits!r}"
+        if self.is_dead:
+            waits.close()
+            return
+        self.task = self.loop.create_task(self._finish(waits), name=str(self.address))
+
+    async def _finish(self, waits: Any) -> None:
+        try:
+            await waits
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+        except Exception as error:
+            self.crash(error)
+            return
+        self.task = None
+        self.current = None
+        if not self.is_dead:
+            self.loop.call_soon(self.turn)
+
+    def _cancelled(self) -> None:
+        """A handler was cancelled: by the end of this life, or by its own doing."""
+        if not self.is_dead:
+            self.end(Reason(Cause.CRASHED, "a handler was cancelled"))
+
+    def _handle_urgent(self, message: Any) -> bool:
+        """Returns whether it is not this turn's business any more."""
+        actor = self.actor
+        try:
+            match message:
+                case Stop():
+                    self.state = State.STOPPING
+                    self.current_kind = "on_stop"
+                    self.busy_since_s = self.node.time()
+                    self.task = self.loop.create_task(self._stop(), name=f"{self.address} stop")
+                    return True
+                case Drain():
+                    self.state = State.DRAINING
+                    actor.on_drain(message)
+                    if not self.wants_drain:
+                        self.drained()
+                case Up():
+                    actor.on_up(message)
+                case Down():
+                    actor.on_down(message)
+                case Undelivered():
+                    actor.on_undelivered(message)
+                case _:
+                    raise AssertionError(f"no such message in an urgent lane: {message!r}")
+        except Exception as error:
+            self.crash(error)
+            return True
+        return False
+
+    def drained(self) -> None:
+        if not self.is_drained and not self.is_dead:
+            self.is_drained = True
+            self.node.life_drained(self)
+
+    async def _stop(self) -> None:
+        try:
+            await self.actor.on_stop(Reason(Cause.STOPPED))
+        except asyncio.CancelledError:
+            self._cancelled()
+            raise
+        except Exception as error:
+            self.crash(error)
+            return
+        self.task = None
+        self.end(Reason(Cause.STOPPED))
+
+    def _report_expired(self) -> None:
+        expired = list(self.mailbox.expired)
+        self.mailbox.expired.clear()
+        for envelope in expired:
+            self.node.undelivered(envelope, self.address, Cause.EXPIRED)
+
+    def _unpark(self) -> None:
+        for envelope in self.mailbox.unpark():
+            release(envelope)
+
+    # Ending
+
+    def crash(self, error: BaseException) -> None:
+        """Ends this life for a bug: its own, or one found by `check`."""
+        if self.is_dead:
+            return
+        trace = traceback.format_exception(error)
+        lines = [line for block in trace for line in block.rstrip().split("\n")]
+        self.end(
+            Reason(
+                Cause.CRASHED,
+                f"{type(error).__name__}: {error}"[:DETAIL_CHARS_MAX],
+                last_lines=tuple(lines[-TRACE_LINES_MAX:]),
+            )
+        )
+
+    def end(self, reason: Reason) -> None:
+        """Kills: waits for nothing. What it holds is freed, who watches is told by the root."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self.state = State.STOPPED if reason.cause is Cause.STOPPED else State.FAILED
+        if self.entry.life is self:
+            self.entry.life = None
+            self.entry.address = None
+        self.timers.cancel_all()
+        for crew in self.crews.values():
+            crew.close()
+        for entry in self.watches:
+            if self in entry.watchers:
+                entry.watchers.remove(self)
+        for task in [self.task, *self.spawned]:
+            if task is not None and not task.done() and task is not _current_task():
+                task.cancel()
+        in_hand, self.current = self.current, None
+        self.node.life_ended(self, reason, in_hand)
+
+    # Looking
+
+    def row(self, now_s: float) -> ActorRow:
+        oldest_s = self.mailbox.oldest_s()
+        busy_with, since_s = self._busy()
+        known = self.entry.known
+        return ActorRow(
+            path=self.address.path,
+            node=self.address.node,
+            pid=self.node.pid,
+            state=self.state,
+            incarnation=self.address.incarnation,
+            restarts=known.restarts if known is not None else 0,
+            mailbox_depth=len(self.mailbox),
+            mailbox_age_s=now_s - oldest_s if oldest_s is not None else 0.0,
+            handled_count=self.handled_count,
+            busy_with=busy_with,
+            busy_s=now_s - since_s if busy_with is not None else 0.0,
+            last_exit=known.last_exit if known is not None else None,
+        )
+
+    def _busy(self) -> tuple[str | None, float]:
+        if self.current is not None:
+            return type(self.current.body).__name__, self.busy_since_s
+        if self.current_kind is not None:
+            return self.current_kind, self.busy_since_s
+        if self.jobs:
+            lane, since_s = next(iter(self.jobs.values()))
+            return f"thread {lane}", since_s
+        return None, 0.0
+
+
+def release(envelope: Envelope) -> None:
+    """A parked message was moved or thrown away: its sender may go on."""
+    sender, envelope.parked_by = envelope.parked_by, None
+    if sender is not None:
+        sender.unblock()
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -1,0 +1,533 @@
+"""This file is one node: an event loop's actors, its replica of the directory, and its links.
+
+It does not know supervision: it starts, stops and kills what the root node says (`host.py`), and
+tells the root what ended. The root's own node is the same, with the root's office beside it.
+
+Laws: nothing is delivered to a later incarnation than it was meant for; a user message that does
+not arrive is counted once, and its sender is told; only the root node gives orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from actors.runtime.actor import Actor
+from actors.runtime.codec import (
+    Body,
+    Unreadable,
+    as_message,
+    encode,
+    kind_of,
+    node_decoder,
+    notice_decoder,
+    root_decoder,
+)
+from actors.runtime.context import Died, Outcome, Rejected, Reply
+from actors.runtime.directory import Change, Entry, Notes
+from actors.runtime.host import Host
+from actors.runtime.letters import DeadLetters, Letter
+from actors.runtime.life import Life
+from actors.runtime.mailbox import Envelope
+from actors.runtime.peers import Peers
+from actors.runtime.tally import Tally
+from actors.runtime.transport.base import Transport
+from messages.base import Address, Header, Lane, Message
+from messages.system import (
+    ActorRow,
+    Beat,
+    Cause,
+    Down,
+    Drained,
+    Entries,
+    Exited,
+    Halt,
+    LinkLost,
+    NodeBoot,
+    NodeDown,
+    NodeUp,
+    Ready,
+    Reason,
+    State,
+    Undelivered,
+    Up,
+)
+
+TURN_MAX = 64  # messages one actor handles before others get the loop
+FLUSH_S = 1.0  # from the first change of a metric to its flush
+METRICS_PATH = "metrics"
+
+
+class Office(Protocol):
+    """What the root's node hands on: reports of actors, and the life of links."""
+
+    def report(self, node: str, message: Any) -> None: ...
+
+    def link_up(self, node: str, incarnation: int) -> None: ...
+
+    def link_lost(self, node: str, incarnation: int, reason: Reason) -> None: ...
+
+    def tick(self, lag_s: float) -> None: ...
+
+
+class Question(NamedTuple):
+    """An ask that waits for its outcome."""
+
+    asker: Life
+    target: Address
+    answer: asyncio.Future[Outcome]
+
+
+class Node:
+    """Everything here runs on one loop, the one that is running when it is made."""
+
+    def __init__(
+        self,
+        boot: NodeBoot,
+        *,
+        transport: Transport | None = None,
+        log: Any = None,
+        office: Office | None = None,
+    ) -> None:
+        self.boot = boot
+        self.name = boot.name
+        self.address = Address(boot.name, "", boot.incarnation)
+        self.seed = boot.seed
+        self.pid = os.getpid()
+        self.loop = asyncio.get_running_loop()
+        self.time: Callable[[], float] = self.loop.time
+        self.runs_inline: bool = getattr(self.loop, "is_simulated", False)
+        self.encode_always = boot.encode_always
+        self.checks = boot.check
+        self.turn_max = 1 if self.runs_inline else TURN_MAX
+        self.log = (log or structlog.get_logger()).bind(node=boot.name)
+        self.office = office
+        self.transport = transport
+        self.peers = Peers(self.address, transport)
+        self.entries: dict[str, Entry] = {}
+        self.notes = Notes(self.entries)
+        self.lives: dict[str, Life] = {}
+        self.letters = DeadLetters()
+        self.tally = Tally(self._tally_dirty)
+        self.questions: dict[int, Question] = {}
+        self.question_count = 0
+        self.remote_rows: dict[str, ActorRow] = {}  # at the root: from beats
+        self.ended: asyncio.Future[Reason] = self.loop.create_future()
+        self.loop_lag_s = 0.0
+        self.host = Host(self)
+        self._reports: list[Any] = []  # to our own office
+        self._said_rows: dict[str, ActorRow] = {}
+        self._pulse: asyncio.TimerHandle | None = None
+        self._flush_alarm: asyncio.TimerHandle | None = None
+        self._is_halted = False
+
+    # Its own life
+
+    async def start(self) -> None:
+        """Binds the transport and calls the root. Returns once bound."""
+        if self.transport is not None:
+            await self.transport.start(self)
+            if self.office is None:
+                self.peers.connect(
+                    self.boot.root, self.boot.root_incarnation, self.boot.root_endpoint
+                )
+            self._beat(self.loop.time())
+
+    async def wait(self) -> Reason:
+        """Returns when the root said to halt, or is lost. Everything of the node has ended."""
+        return await self.ended
+
+    def halt(self, reason: Reason) -> None:
+        """Kills what is left. Waits for nothing."""
+        if self._is_halted:
+            return
+        self._is_halted = True
+        for life in list(self.lives.values()):
+            life.end(reason)
+        self.host.close()
+        for alarm in (self._pulse, self._flush_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    async def close(self) -> None:
+        """Halts, and frees the transport."""
+        self.halt(Reason(Cause.STOPPED))
+        if self.transport is not None:
+            await self.transport.close()
+
+    # Sending
+
+    def entry(self, path: str) -> Entry:
+        """The directory's place for a path, also before anything is known of it."""
+        entry = self.entries.get(path)
+        if entry is None:
+            entry = self.entries[path] = Entry(path)
+        return entry
+
+    def route(
+        self,
+        sender: Life | None,
+        target: Any,
+        message: Any,
+        deadline_s: float | None,
+        request: str | None,
+        question: int | None,
+    ) -> None:
+        """What `Life.send` does not do itself: other nodes, nobody, and encoding for debugging."""
+        me = sender.address if sender is not None else None
+        envelope = Envelope(message, me, deadline_s, question, request, target.is_exact)
+        life: Life | None = target.life
+        if life is not None:
+            self._deliver(
+                life, envelope, encode(message) if self.encode_always else message, sender
+            )
+            return
+        address: Address | None = target.address
+        if address is None:
+            known = self.entry(target.path).known
+            dead = Address(known.node, known.path, known.incarnation) if known else None
+            self.undelivered(envelope, dead or Address("", target.path, 0), Cause.NOBODY)
+            return
+        if address.node == self.name:
+            self.undelivered(envelope, address, Cause.NOBODY)
+            return
+        header = Header(
+            address, me, Lane.USER, deadline_s=deadline_s, question=question, request=request
+        )
+        if not self.peers.send(address.node, header, message):
+            has_link = self.peers.is_up(address.node)
+            self.undelivered(envelope, address, Cause.FULL if has_link else Cause.UNREACHABLE)
+
+    def _deliver(self, life: Life, envelope: Envelope, body: Body, sender: Life | None) -> None:
+        try:
+            message = as_message(life.decoder, body)
+        except Unreadable as error:
+            self.log.warning("unreadable", target=str(life.address), detail=str(error))
+            self.undelivered(envelope, life.address, Cause.UNREADABLE)
+            return
+        if type(message) not in life.accepted:
+            self.undelivered(envelope, life.address, Cause.UNREADABLE)
+            return
+        envelope.body = message
+        if not isinstance(body, Message):
+            envelope.size_bytes = max(len(body), 1)
+        life.put(envelope, sender)
+
+    # Arriving (the node as its transport sees it)
+
+    def arrive(self, node: str, header: Header, body: Body) -> None:
+        target = header.target
+        if self._is_halted or target.node != self.name:
+            return
+        if target.path == "":
+            self._arrive_control(node, header, body)
+        elif header.is_answer:
+            self._arrive_answer(header, body)
+        else:
+            self._arrive_for_actor(header, body)
+
+    def _arrive_for_actor(self, header: Header, body: Body) -> None:
+        life = self.lives.get(header.target.path)
+        is_there = life is not None and life.address == header.target and not life.is_dead
+        if header.lane is Lane.SUPERVISION:
+            if is_there and life is not None and life.wants_undelivered:
+                notice = self._read(notice_decoder, body)
+                if isinstance(notice, Undelivered):
+                    life.put_urgent(Lane.SUPERVISION, notice)
+            return
+        envelope = Envelope(body, header.sender, header.deadline_s, header.question, header.request)
+        if header.lane is not Lane.USER:  # orders to an actor come through its node, from the root
+            self.dropped(envelope, header.target, Cause.UNREADABLE)
+        elif life is None or not is_there or life.state is State.STARTING:
+            self.undelivered(envelope, header.target, Cause.NOBODY)
+        else:
+            self._deliver(life, envelope, body, None)
+
+    def _arrive_answer(self, header: Header, body: Body) -> None:
+        question = self.questions.get(header.question or 0)
+        if question is None or question.asker.address != header.target:
+            envelope = Envelope(body, header.sender)
+            self.dropped(envelope, header.target, Cause.EXPIRED)
+            return
+        assert header.question is not None
+        if header.lane is Lane.SUPERVISION:
+            notice = self._read(notice_decoder, body)
+            cause = notice.cause if isinstance(notice, Undelivered) else Cause.UNREADABLE
+            self.resolve(header.question, Rejected(cause))
+            return
+        decoder = question.asker.answer_decoder
+        message = self._read(decoder, body) if decoder is not None else None
+        self._resolve_reply(header.question, message)
+
+    def _arrive_control(self, node: str, header: Header, body: Body) -> None:
+        if self.office is not None:
+            message = self._read(root_decoder, body)
+            if message is not None and header.target.incarnation == self.address.incarnation:
+                self.office.report(node, message)
+        elif node == self.boot.root and header.target == self.address:
+            message = self._read(node_decoder, body)
+            if message is not None:
+                self.obey(message)
+
+    def _read(self, decoder: Any, body: Body) -> Any:
+        try:
+            return as_message(decoder, body)
+        except Unreadable as error:
+            self.log.warning("unreadable", detail=str(error))
+            return None
+
+    def obey(self, message: Any) -> None:
+        """Does what the root says."""
+        match message:
+            case Entries(rows):
+                for known in rows:
+                    self.learn(known)
+            case NodeUp(name, incarnation, endpoint):
+                self.peers.connect(name, incarnation, endpoint)
+            case NodeDown(name, incarnation):
+                self.peers.disconnect(name, incarnation)
+            case Halt():
+                self.halt(Reason(Cause.STOPPED))
+            case _:
+                self.host.obey(message)
+
+    def link_up(self, node: str, incarnation: int) -> None:
+        if self.peers.link_up(node, incarnation) and self.office is not None:
+            self.office.link_up(node, incarnation)
+
+    def link_down(self, node: str, reason: Reason) -> None:
+        incarnation = self.peers.link_down(node)
+        if incarnation is None or self._is_halted:
+            return
+        if self.office is not None:
+            self.office.link_lost(node, incarnation, reason)
+        elif node == self.boot.root:
+            self.log.error("root lost", detail=reason.detail)
+            self.halt(Reason(Cause.UNREACHABLE, "the root node is lost"))
+        else:
+            self.report(LinkLost(node, incarnation, reason))
+
+    # The directory
+
+    def learn(self, known: Any) -> None:
+        """Takes one change of the directory and tells whoever watches."""
+        entry = self.entry(known.path)
+        for change, address, reason in entry.update(known):
+            message: Any = Up(address)
+            if change is Change.DOWN:
+                assert reason is not None
+                message = Down(address, reason)
+                self._questions_died(address, reason)
+            for life in list(entry.watchers):
+                life.put_urgent(Lane.SUPERVISION, message)
+            if change is Change.UP and known.path == METRICS_PATH and self.tally.is_dirty:
+                self._tally_dirty()
+        if known.state in (State.STOPPED, State.FAILED):
+            self.host.forget(known.path)
+
+    def watch(self, life: Life, path: str) -> None:
+        entry = self.entry(path)
+        if life in entry.watchers:
+            return
+        entry.watchers.append(life)
+        life.watches.append(entry)
+        if entry.seen_up and entry.address is not None:
+            life.put_urgent(Lane.SUPERVISION, Up(entry.address))
+        elif entry.last_down is not None:
+            life.put_urgent(Lane.SUPERVISION, Down(*entry.last_down))
+
+    def actors(self) -> list[ActorRow]:
+        """All that this node knows, one row for each path."""
+        now_s = self.time()
+        rows = []
+        for path, entry in self.entries.items():
+            known = entry.known
+            if known is None:
+                continue
+            life = self.lives.get(path)
+            row = life.row(now_s) if life is not None else self.remote_rows.get(path)
+            if row is None or row.incarnation != known.incarnation:
+                row = ActorRow(path, known.node, known.pid, known.state, known.incarnation, 0)
+            state = row.state if life is not None else known.state
+            fields = {f: getattr(row, f) for f in row.__struct_fields__}
+            fields |= {
+                "state": state,
+                "pid": known.pid or row.pid,
+                "restarts": known.restarts,
+                "last_exit": known.last_exit,
+            }
+            rows.append(ActorRow(**fields))
+        return rows
+
+    # Asks
+
+    def open_question(self, asker: Life, target: Address) -> tuple[int, asyncio.Future[Outcome]]:
+        self.question_count += 1
+        answer: asyncio.Future[Outcome] = self.loop.create_future()
+        self.questions[self.question_count] = Question(asker, target, answer)
+        return self.question_count, answer
+
+    def close_question(self, number: int) -> None:
+        self.questions.pop(number, None)
+
+    def resolve(self, number: int, outcome: Outcome) -> None:
+        question = self.questions.pop(number, None)
+        if question is not None and not question.answer.done():
+            question.answer.set_result(outcome)
+
+    def answer(self, life: Life, asked: Envelope, message: Message) -> None:
+        """Sends the reply to an ask."""
+        asker, number = asked.sender, asked.question
+        assert asker is not None and number is not None
+        if asker.node != self.name:
+            header = Header(asker, life.address, question=number, is_answer=True)
+            if not self.peers.send(asker.node, header, message):
+                self.dropped(Envelope(message, life.address), asker, Cause.UNREACHABLE)
+            return
+        header = Header(asker, life.address, question=number, is_answer=True)
+        self._arrive_answer(header, encode(message) if self.encode_always else message)
+
+    def _resolve_reply(self, number: int, message: Any) -> None:
+        question = self.questions[number]
+        answers = question.asker.answers
+        if message is None or type(message) not in answers:
+            self.log.warning("answer not in `answers`", asker=str(question.asker.address))
+            self.resolve(number, Rejected(Cause.UNREADABLE))
+        else:
+            self.resolve(number, Reply(message))
+
+    def _questions_died(self, address: Address, reason: Reason) -> None:
+        for number, question in list(self.questions.items()):
+            if question.target == address:
+                self.resolve(number, Died(reason))
+
+    # What did not arrive
+
+    def undelivered(self, envelope: Envelope, target: Address, cause: Cause) -> None:
+        """Counts a user message, and tells its sender."""
+        self.dropped(envelope, target, cause)
+        sender, number = envelope.sender, envelope.question
+        if sender is None:
+            return
+        kind = kind_of(envelope.body)
+        notice = Undelivered(target, kind, cause, envelope.request)
+        if sender.node == self.name:
+            if number is not None:
+                self.resolve(number, Rejected(cause))
+                return
+            life = self.lives.get(sender.path)
+            if life is not None and life.address == sender and life.wants_undelivered:
+                life.put_urgent(Lane.SUPERVISION, notice)
+            return
+        header = Header(
+            sender, target, Lane.SUPERVISION, question=number, is_answer=number is not None
+        )
+        self.peers.send(sender.node, header, notice)
+
+    def dropped(self, envelope: Envelope, target: Address, cause: Cause = Cause.FULL) -> None:
+        """Counts a message that nobody is told of."""
+        kind = kind_of(envelope.body)
+        path = target.path
+        letter = Letter(self.time(), cause, kind, path, envelope.sender, envelope.request)
+        self.tally.count("dead_letters", 1, (("cause", str(cause)), ("kind", kind)))
+        count = self.letters.add(letter)
+        if count:
+            about = {"request": envelope.request} if envelope.request else {}
+            self.log.warning(
+                "not delivered",
+                cause=str(cause),
+                kind=kind,
+                target=str(target),
+                sender=str(envelope.sender or ""),
+                count=count,
+                **about,
+            )
+
+    # What lives tell
+
+    def life_started(self, life: Life, note: bytes) -> None:
+        life.entry.life = life
+        life.entry.address = life.address
+        makes_wait = life.mailbox.spec.full.value == "wait"
+        peers = tuple(sorted(life.peer_paths))
+        self.report(Ready(life.address, note, peers, makes_wait))
+
+    def life_drained(self, life: Life) -> None:
+        self.report(Drained(life.address))
+
+    def life_ended(self, life: Life, reason: Reason, in_hand: Envelope | None) -> None:
+        for number, question in list(self.questions.items()):
+            if question.asker is life:
+                self.close_question(number)
+        self.host.life_ended(life, reason, in_hand)
+        self.report(Exited(life.address, reason))
+
+    def report(self, message: Any) -> None:
+        """To the root."""
+        if self.office is not None:
+            self._reports.append(message)
+            if len(self._reports) == 1:
+                self.loop.call_soon(self._hand_reports)
+        elif not self._is_halted and not self.peers.control(self.boot.root, message):
+            self.halt(Reason(Cause.UNREACHABLE, "the root node takes no reports"))
+
+    def _hand_reports(self) -> None:
+        """In order, and never from within what is reported."""
+        assert self.office is not None
+        reports, self._reports = self._reports, []
+        for message in reports:
+            self.office.report(self.name, message)
+
+    # Its pulse: only where there are other nodes
+
+    def _beat(self, due_s: float) -> None:
+        now_s = self.time()
+        self.loop_lag_s = max(0.0, now_s - due_s)
+        self.peers.flush()
+        if self.office is not None:
+            self.office.tick(self.loop_lag_s)
+        else:
+            self.peers.beat(self.boot.root, Beat(self.loop_lag_s, self._changed_rows(now_s)))
+        next_s = now_s + self.boot.heartbeat_s
+        self._pulse = self.loop.call_at(next_s, self._beat, next_s)
+
+    def _changed_rows(self, now_s: float) -> tuple[ActorRow, ...]:
+        rows = {path: life.row(now_s) for path, life in self.lives.items()}
+        changed = tuple(row for path, row in rows.items() if self._said_rows.get(path) != row)
+        self._said_rows = rows
+        return changed
+
+    # Metrics
+
+    def _tally_dirty(self) -> None:
+        if self._flush_alarm is None and not self._is_halted:
+            due_s = self.time() + FLUSH_S
+            self._flush_alarm = self.loop.call_at(due_s, self._flush_tally, due_s)
+
+    def _flush_tally(self, due_s: float) -> None:
+        self._flush_alarm = None
+        entry = self.entry(METRICS_PATH)
+        if entry.address is None:  # kept until it is up
+            return
+        lag_s = max(0.0, self.time() - due_s)
+        self.tally.gauge("loop_lag_seconds", lag_s, (("node", self.name),))
+        self.route(None, entry, self.tally.take(self.name), None, None, None)
+
+    # For the root and for tests
+
+    def local(self, path: str) -> Actor | None:
+        life = self.lives.get(path)
+        return life.actor if life is not None else None
+
+    def check(self) -> None:
+        """Runs every actor's `check`, and those of the mailboxes."""
+        for life in self.lives.values():
+            life.mailbox.check()
+            if life.state is not State.STARTING and life.current is None:
+                life.actor.check()

@@ -1,0 +1,230 @@
+"""This file keeps the root's view of the other nodes: launch, hello, heartbeats, death.
+
+It does not know actors or supervisors: `Events` hears of a node's death once. Laws: at most one
+incarnation of a node lives; its death is told once, after its links are fenced; a root whose own
+loop lags accuses nobody; killing waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from actors.runtime import spec
+from actors.runtime.launch import Launched, Launcher, LaunchFailed
+from actors.runtime.node import Node
+from messages.system import Beat, Cause, Halt, NodeDown, NodeUp, Reason
+
+HELLO_S = 15.0  # from the launch to the link
+HALT_S = 2.0  # from `Halt` to the kill
+LOST_LINK_S = 0.05  # for the launcher's news of a death to overtake the link's
+
+
+class Outpost:
+    """One node other than the root's, over all its lives."""
+
+    def __init__(self, place: spec.Node) -> None:
+        self.place = place
+        self.incarnation = 0
+        self.launched: Launched | None = None
+        self.linked: asyncio.Future[None] | None = None
+        self.is_ready = False
+        self.beat_s = 0.0
+        self.lag_s = 0.0
+        self.verdict: Reason | None = None  # why we killed it
+        self.lock = asyncio.Lock()
+
+
+class Nodes:
+    """All nodes but the root's own."""
+
+    def __init__(
+        self,
+        root: Node,
+        places: tuple[spec.Node, ...],
+        launcher: Callable[[spec.NodeKind], Launcher],
+        greet: Callable[[str], None],
+        died: Callable[[str, int, Reason], None],
+    ) -> None:
+        self.root = root
+        self.log = root.log
+        self.outposts = {place.name: Outpost(place) for place in places}
+        assert root.name not in self.outposts, f"{root.name} is the root's own name"
+        self._launcher = launcher
+        self._greet = greet  # tells a new node all that it must know
+        self._died = died
+        self._is_closing = False
+        self._calm_ticks = 0
+
+    async def ensure(self, name: str) -> None:
+        """Brings the node to life if it isn't. Raises LaunchFailed."""
+        if name == self.root.name:
+            return
+        outpost = self.outposts.get(name)
+        if outpost is None:
+            raise LaunchFailed(Reason(Cause.NOBODY, f"the tree names no node {name!r}"))
+        async with outpost.lock:
+            if not outpost.is_ready:
+                await self._launch(name, outpost)
+
+    async def _launch(self, name: str, outpost: Outpost) -> None:
+        root = self.root
+        outpost.incarnation += 1
+        incarnation = outpost.incarnation
+        outpost.verdict = None
+        assert root.transport is not None
+        boot = msgspec.structs.replace(
+            root.boot,
+            name=name,
+            incarnation=incarnation,
+            root_endpoint=root.transport.endpoint,
+        )
+        launched = await self._launcher(outpost.place.kind).launch(boot)
+        outpost.launched = launched
+        outpost.linked = root.loop.create_future()
+        launched.exited.add_done_callback(
+            lambda exited: self._exited(name, incarnation, exited.result())
+        )
+        root.peers.connect(name, incarnation, launched.endpoint)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                await outpost.linked
+        except TimeoutError:
+            outpost.verdict = Reason(Cause.HUNG, f"node {name} did not answer the hello")
+            launched.kill()
+            raise LaunchFailed(outpost.verdict) from None
+        except asyncio.CancelledError:
+            launched.kill()
+            raise
+        if launched.exited.done():
+            raise LaunchFailed(launched.exited.result())
+        outpost.is_ready = True
+        outpost.beat_s = root.time()
+        self._introduce(name, outpost)
+        self.log.info("node up", peer=name, incarnation=incarnation, pid=launched.pid)
+
+    def _introduce(self, name: str, outpost: Outpost) -> None:
+        """Tells the new node of all actors and nodes, and the other nodes of it."""
+        peers = self.root.peers
+        assert outpost.launched is not None
+        self._greet(name)
+        for other_name, other in self.outposts.items():
+            if other_name != name and other.is_ready and other.launched is not None:
+                peers.control(
+                    other_name, NodeUp(name, outpost.incarnation, outpost.launched.endpoint)
+                )
+                peers.control(name, NodeUp(other_name, other.incarnation, other.launched.endpoint))
+
+    def pid(self, name: str) -> int:
+        outpost = self.outposts.get(name)
+        if outpost is None or outpost.launched is None:
+            return self.root.pid
+        return outpost.launched.pid
+
+    def incarnation(self, name: str) -> int:
+        outpost = self.outposts.get(name)
+        return outpost.incarnation if outpost is not None else self.root.address.incarnation
+
+    def ready_names(self) -> list[str]:
+        return [name for name, outpost in self.outposts.items() if outpost.is_ready]
+
+    def kill(self, name: str, reason: Reason) -> None:
+        """Ends a node now; `exited` will tell when it has."""
+        outpost = self.outposts.get(name)
+        if outpost is not None and outpost.launched is not None:
+            if not outpost.launched.exited.done() and outpost.verdict is None:
+                outpost.verdict = reason
+                self.log.error("node killed", peer=name, detail=reason.detail)
+            outpost.launched.kill()
+
+    # News
+
+    def link_up(self, name: str, incarnation: int) -> None:
+        outpost = self.outposts.get(name)
+        if outpost is not None and outpost.incarnation == incarnation and outpost.linked:
+            if not outpost.linked.done():
+                outpost.linked.set_result(None)
+
+    def link_lost(self, name: str, incarnation: int, reason: Reason) -> None:
+        """A link is lost; whoever can't be reached is as good as dead, and is made so."""
+        outpost = self.outposts.get(name)
+        if outpost is None or outpost.incarnation != incarnation or self._is_closing:
+            return
+        if reason.cause is Cause.HUNG:
+            self.kill(name, reason)
+            return
+        self.root.loop.call_later(LOST_LINK_S, self._kill_unless_dead, name, incarnation, reason)
+
+    def _kill_unless_dead(self, name: str, incarnation: int, reason: Reason) -> None:
+        outpost = self.outposts[name]
+        if outpost.incarnation == incarnation and not self._is_closing:
+            if outpost.launched is not None and not outpost.launched.exited.done():
+                self.kill(name, reason)
+
+    def beat(self, name: str, beat: Beat) -> None:
+        outpost = self.outposts.get(name)
+        if outpost is not None:
+            outpost.beat_s = self.root.time()
+            outpost.lag_s = beat.lag_s
+
+    def tick(self, lag_s: float) -> None:
+        """Looks for nodes whose loops make no progress."""
+        hang_s = self.root.boot.hang_s
+        if lag_s > self.root.boot.heartbeat_s:  # beats may be waiting in our own inbox
+            self._calm_ticks = 0
+            return
+        self._calm_ticks += 1
+        if self._calm_ticks < 2:
+            return
+        now_s = self.root.time()
+        for name, outpost in self.outposts.items():
+            if outpost.is_ready and now_s - outpost.beat_s > hang_s:
+                detail = f"the loop of node {name} made no progress for {hang_s:g} s"
+                self.kill(name, Reason(Cause.HUNG, detail))
+
+    def _exited(self, name: str, incarnation: int, reason: Reason) -> None:
+        outpost = self.outposts[name]
+        if outpost.incarnation != incarnation:
+            return
+        was_ready, outpost.is_ready = outpost.is_ready, False
+        outpost.launched = None
+        self.root.peers.disconnect(name, incarnation)
+        for other in self.ready_names():
+            self.root.peers.control(other, NodeDown(name, incarnation))
+        verdict = outpost.verdict
+        if verdict is not None:
+            reason = Reason(
+                verdict.cause,
+                verdict.detail,
+                reason.exit_code,
+                reason.signal,
+                reason.last_lines or verdict.last_lines,
+            )
+        if outpost.linked is not None and not outpost.linked.done():
+            outpost.linked.set_exception(LaunchFailed(reason))
+        elif was_ready:
+            self._died(name, incarnation, reason)
+
+    # The end
+
+    async def close(self) -> None:
+        """Halts all nodes; kills those that don't end in time."""
+        self._is_closing = True
+        pending: list[asyncio.Future[Any]] = []
+        for name, outpost in self.outposts.items():
+            if outpost.launched is not None:
+                self.root.peers.control(name, Halt())
+                pending.append(outpost.launched.exited)
+        if not pending:
+            return
+        _, late = await asyncio.wait(pending, timeout=HALT_S)
+        if late:
+            for outpost in self.outposts.values():
+                if outpost.launched is not None:
+                    outpost.launched.kill()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.wait(late), HALT_S)
