@@ -1,0 +1,1 @@
+"""The scheduler: which requests run, and what each step computes for whom."""

@@ -1,0 +1,163 @@
+"""This file is the scheduler: the core in `schedule.py`, reached by messages.
+
+It does not know tensors, text or clients. One `Step` goes to the worker and one `Tokens` to the
+detokenizer for each step; the cache is spoken to at admission, after prefill chunks, and at the end
+of a request. When the worker or the cache dies, this actor is restarted with them and starts from
+nothing: the gateway submits again what was open.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.runtime.actor import Actor, MailboxSpec
+from actors.runtime.context import Ref
+from actors.scheduler.schedule import Schedule
+from messages import cache, detokenizer, worker
+from messages import scheduler as inbox
+from messages.config import CacheConfig, Paths, SchedulerConfig
+from messages.detokenizer import Tokens
+from messages.scheduler import (
+    Acquired,
+    Cancel,
+    Deferred,
+    Freed,
+    Granted,
+    Probed,
+    StopMet,
+    Submit,
+)
+from messages.system import Cause, Down, Undelivered
+from messages.worker import Facts, StepDone, StepFailed
+
+STEP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+ROW_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+QUEUE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Scheduler(Actor):
+    """Decides which requests run, and what each step computes."""
+
+    accepts = inbox.In
+    # Results and the cache's answers share this mailbox with requests, and must never be refused;
+    # the number of requests is bounded by the core, which answers those that are too many.
+    mailbox = MailboxSpec(count_max=1 << 17, bytes_max=1 << 30)
+
+    def __init__(self, scheduler: SchedulerConfig, cache: CacheConfig, paths: Paths) -> None:
+        self.config = scheduler
+        self.paths = paths
+        self.shown = (-1, -1)  # running and waiting, as last published
+
+    async def on_start(self) -> bytes:
+        facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
+        self.schedule = Schedule(self.config, facts, epoch=self.context.address.incarnation)
+        self.cache: Ref[cache.In] = self.context.peer(self.paths.cache)
+        self.worker: Ref[worker.In] = self.context.peer(self.paths.worker)
+        self.detokenizer: Ref[detokenizer.In] = self.context.peer(self.paths.detokenizer)
+        self.context.watch(self.paths.gateway)
+        self._show()
+        return b""
+
+    def on_submit(self, message: Submit) -> None:
+        self.schedule.submit(message, self.context.now_s())
+        self._go_on()
+
+    def on_cancel(self, message: Cancel) -> None:
+        self.schedule.cancel(message)
+        self._go_on()
+
+    def on_stop_met(self, message: StopMet) -> None:
+        self.schedule.stop_met(message)
+        self._go_on()
+
+    def on_acquired(self, message: Acquired) -> None:
+        self.schedule.acquired(message, self.context.now_s())
+        self._go_on()
+
+    def on_deferred(self, message: Deferred) -> None:
+        self.schedule.deferred(message)
+        self._go_on()
+
+    def on_granted(self, message: Granted) -> None:
+        self.schedule.granted(message)
+        self._go_on()
+
+    def on_freed(self, message: Freed) -> None:
+        self.schedule.freed()
+        self._go_on()
+
+    def on_probed(self, message: Probed) -> None:
+        self.schedule.probed(message)
+        self._go_on()
+
+    def on_step_done(self, message: StepDone) -> None:
+        if message.failed:
+            self.context.log.error("rows failed", step=message.step, detail=message.detail)
+        self.schedule.step_done(message, self.context.now_s())
+        self._go_on()
+
+    def on_step_failed(self, message: StepFailed) -> None:
+        self.context.log.error("step failed", step=message.step, detail=message.detail)
+        self.schedule.step_failed(message)
+        self._go_on()
+
+    def on_down(self, down: Down) -> None:
+        self.schedule.lose(down.address)
+        self._go_on()
+
+    def on_undelivered(self, notice: Undelivered) -> None:
+        # A peer that died takes us with it, or the gateway tries again. But a lost message to one
+        # that lives would leave requests waiting for ever: better to start afresh.
+        is_alive = notice.cause in (Cause.FULL, Cause.EXPIRED, Cause.UNREADABLE)
+        if is_alive and notice.target.path in (self.paths.worker, self.paths.cache):
+            raise RuntimeError(f"{notice.kind} to {notice.target.path} was lost: {notice.cause}")
+
+    def check(self) -> None:
+        self.schedule.check()
+
+    def _go_on(self) -> None:
+        """After any event: sends what can be sent now."""
+        self.schedule.pump(self.context.now_s())
+        output = self.schedule.output
+        for message in output.to_cache:
+            self.cache.tell(message)
+        output.to_cache.clear()
+        for step in output.steps:
+            self.worker.tell(step)
+        output.steps.clear()
+        if output.rows:
+            self.detokenizer.tell(Tokens(tuple(output.rows), tuple(output.opened)))
+            output.rows.clear()
+            output.opened.clear()
+        self._count()
+        self._show()
+
+    def _count(self) -> None:
+        output, context = self.schedule.output, self.context
+        for elapsed_s, row_count in output.landed:
+            context.observe("histrio_step_seconds", elapsed_s, bounds=STEP_BOUNDS_S)
+            context.observe("histrio_step_rows", row_count, bounds=ROW_BOUNDS)
+        output.landed.clear()
+        for waited_s in output.queue_s:
+            context.observe("histrio_queue_seconds", waited_s, bounds=QUEUE_BOUNDS_S)
+        output.queue_s.clear()
+        if output.prompt_tokens:
+            context.count("histrio_prompt_tokens_total", output.prompt_tokens)
+            output.prompt_tokens = 0
+        if output.cached_tokens:
+            context.count("histrio_cached_tokens_total", output.cached_tokens)
+            output.cached_tokens = 0
+        if output.generated_tokens:
+            context.count("histrio_generated_tokens_total", output.generated_tokens)
+            output.generated_tokens = 0
+        if output.retraction_count:
+            context.count("histrio_retractions_total", output.retraction_count)
+            output.retraction_count = 0
+
+    def _show(self) -> None:
+        running = self.schedule.running_count
+        shown = (running, len(self.schedule.live) - running)
+        if shown != self.shown:
+            self.context.gauge("histrio_requests_running", shown[0])
+            self.context.gauge("histrio_requests_waiting", shown[1])
+            self.shown = shown

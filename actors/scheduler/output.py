@@ -1,0 +1,109 @@
+"""This file collects what one event makes the scheduler say, and counts what metrics show.
+
+It does not know who sends it or how. Law: within each list the order is the order of events; what
+goes to the cache goes before the tails that acknowledge it.
+"""
+
+from __future__ import annotations
+
+from actors.scheduler.finish import usage_of
+from actors.scheduler.request import Request
+from messages import cache
+from messages.detokenizer import Open, Tail
+from messages.scheduler import Submit
+from messages.types import FinishReason, Problem, Usage
+from messages.worker import Step
+
+
+class Output:
+    """Emptied by its owner after each event."""
+
+    __slots__ = (
+        "cached_tokens",
+        "generated_tokens",
+        "landed",
+        "opened",
+        "prompt_tokens",
+        "queue_s",
+        "retraction_count",
+        "rows",
+        "steps",
+        "to_cache",
+    )
+
+    def __init__(self) -> None:
+        self.to_cache: list[cache.In] = []
+        self.steps: list[Step] = []
+        self.opened: list[Open] = []
+        self.rows: list[Tail] = []
+        self.landed: list[tuple[float, int]] = []  # seconds and rows of steps that are done
+        self.queue_s: list[float] = []  # how long those admitted first now had waited
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generated_tokens = 0
+        self.retraction_count = 0
+
+    def announce(self, request: Request) -> None:
+        """The detokenizer is told of a request before its first tail."""
+        assert not request.is_announced
+        request.is_announced = True
+        emitted = request.tokens[request.prompt_len :][: request.resumed_len].tobytes()
+        self.opened.append(
+            Open(
+                request.id,
+                request.attempt,
+                request.reply_to,
+                request.stop,
+                emitted,
+                usage_of(request, 0),
+            )
+        )
+
+    def end(
+        self,
+        request: Request,
+        finish: FinishReason,
+        *,
+        matched: int | None = None,
+        problem: Problem | None = None,
+        completion_tokens: int | None = None,
+    ) -> None:
+        """A terminal tail without tokens."""
+        if not request.is_announced:
+            self.announce(request)
+        self.rows.append(
+            Tail(
+                request.id,
+                request.attempt,
+                request.output_len,
+                finish=finish,
+                matched=matched,
+                usage=usage_of(request, completion_tokens),
+                problem=problem,
+            )
+        )
+
+    def refuse(self, message: Submit, problem: Problem) -> None:
+        """The terminal tail of a request that was never taken in."""
+        prompt_len = len(message.prompt) // 4
+        usage = Usage(prompt_tokens=prompt_len)
+        self.opened.append(
+            Open(
+                message.request,
+                message.attempt,
+                message.reply_to,
+                message.stop,
+                message.emitted,
+                usage,
+            )
+        )
+        self.rows.append(
+            Tail(
+                message.request,
+                message.attempt,
+                len(message.emitted) // 4,
+                finish=FinishReason.ERROR,
+                usage=usage,
+                problem=problem,
+            )
+        )

@@ -1,0 +1,416 @@
+"""This file is the scheduler's core: all requests of one replica, from submission to their end.
+
+It does not know actors, clocks or the wire: messages come in as values with the time as an
+argument, and what is to be sent is collected in an `Output`. After any event its owner calls
+`pump`, which sends what can be sent.
+
+    submit ─▶ admission ─▶ asking ─▶ prefilling ─▶ decoding ─▶ (leave) ─▶ retiring ─▶ settled
+                  ▲                                    │
+                  └────────────── retracted ───────────┘
+
+Laws: a request ends in exactly one terminal tail; its pages go back to the cache only when no step
+in flight touches them; an aborted one is acknowledged after that; a slot has one tenant.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from actors.scheduler import finish
+from actors.scheduler.admission import Admission, Pace
+from actors.scheduler.flights import Flight, Flights, rows_of, sampled
+from actors.scheduler.output import Output
+from actors.scheduler.planner import Plan, choose_victims, plan
+from actors.scheduler.queue import POLICIES
+from actors.scheduler.request import Event, Request, State
+from actors.scheduler.reserve import Reserve
+from messages import cache
+from messages.base import Address
+from messages.config import SchedulerConfig
+from messages.detokenizer import Tail
+from messages.scheduler import Acquired, Cancel, Deferred, Granted, Probed, StopMet, Submit
+from messages.types import FinishReason, Problem, pack, unpack
+from messages.worker import Facts, StepDone, StepFailed
+
+
+class Schedule:
+    """The state of one scheduler. `epoch`: which life of it this is."""
+
+    def __init__(self, config: SchedulerConfig, facts: Facts, *, epoch: int) -> None:
+        self.config = config
+        self.facts = facts
+        self.page_size = facts.page_size
+        self.capacity_len = facts.page_count * facts.page_size
+        self.depth = max(1, min(config.max_inflight, facts.credits))
+        self.output = Output()
+        self.live: dict[str, Request] = {}  # all that are not done
+        self.admission = Admission(POLICIES.get(config.policy)())
+        self.flights = Flights(epoch)
+        self.reserve = Reserve(facts.page_size)
+        self.prefilling: dict[int, Request] = {}  # by slot, in order of admission
+        self.decoding: dict[int, Request] = {}
+        self.retiring: list[Request] = []  # have left; a step in flight touches their pages
+        self._eos_ids = frozenset(facts.eos_ids)
+        self._free_slots = list(range(config.running_max - 1, -1, -1))
+        self._closed = array("i")  # slots that the worker is still to be told of
+        self._arrival = 0
+        self._pace = Pace()
+
+    # What arrives
+
+    def submit(self, message: Submit, now_s: float) -> None:
+        known = self.live.get(message.request)
+        if known is not None:
+            if known.attempt >= message.attempt:
+                return  # a repetition, or older than what runs
+            self._abort(known)
+        problem = self._refusal(message)
+        if problem is not None:
+            self.output.refuse(message, problem)
+            return
+        self._arrival += 1
+        request = Request(
+            message,
+            arrival=self._arrival,
+            now_s=now_s,
+            limit_len=min(self.facts.context_len, self.capacity_len),
+            eos_ids=self._eos_ids,
+        )
+        self.live[request.id] = request
+        self.admission.wait(request)
+        over = finish.finish_of(request)
+        if over is not None:
+            # Nothing is left to do: a resumed attempt whose end alone was lost, or no output asked.
+            self._close(request)
+            self.output.end(request, over[0], matched=over[1])
+
+    def cancel(self, message: Cancel) -> None:
+        """Unknown requests have had their terminal message already."""
+        request = self.live.get(message.request)
+        if request is not None and request.attempt == message.attempt:
+            self._abort(request)
+
+    def stop_met(self, message: StopMet) -> None:
+        """The text is complete; tokens past `token_count` were computed for nothing."""
+        request = self.live.get(message.request)
+        if request is not None and request.attempt == message.attempt:
+            self._close(request)
+            self.output.end(request, FinishReason.STOP, completion_tokens=message.token_count)
+
+    def acquired(self, message: Acquired, now_s: float) -> None:
+        request = self.admission.acquired(message.request, message.attempt)
+        if request.state is State.DONE:
+            self._let_go(request, b"")
+            return
+        request.advance(Event.ADMIT)
+        slot = self._free_slots.pop()
+        request.slot = slot
+        request.pages = message.pages
+        request.page_count = len(message.pages) // 4
+        request.cached_len = request.planned_len = message.cached_len
+        self._set_room(request)
+        self.prefilling[slot] = request
+        if not request.admitted_once:
+            request.admitted_once = True
+            if request.resumed_len == 0:
+                # A resumed attempt reads its own prefix again: no hit, and no new prompt.
+                request.cached_tokens = min(message.cached_len, request.prompt_len)
+                self.output.prompt_tokens += request.prompt_len
+                self.output.cached_tokens += request.cached_tokens
+            self.output.queue_s.append(now_s - request.arrived_s)
+
+    def deferred(self, message: Deferred) -> None:
+        request = self.admission.deferred(message)
+        if request.state is State.DONE:
+            self._acknowledge(request)
+        else:
+            self.admission.wait_again(request, message.behind)
+
+    def granted(self, message: Granted) -> None:
+        self.reserve.add(list(unpack(message.pages)))
+
+    def freed(self) -> None:
+        self.reserve.hint()
+        self.admission.freed()
+
+    def probed(self, message: Probed) -> None:
+        self.admission.probed(message.cached_lens)
+
+    def step_done(self, message: StepDone, now_s: float) -> None:
+        if not self.flights.is_current(message):
+            return
+        flight = self.flights.land(message)
+        self.output.landed.append((message.elapsed_us / 1e6, len(flight.rows)))
+        if message.failed:
+            for request in rows_of(flight, message.failed):
+                if request is not None and request.state is not State.DONE:
+                    self._fail(request)
+        self._commit(flight)
+        tails = self.output.rows
+        count = 0
+        for request, token, packed, logprob in sampled(flight, message):
+            if request.state is State.DONE:
+                continue
+            count += 1
+            tokens = request.tokens
+            tokens.append(token)
+            if not request.is_announced:
+                self.output.announce(request)
+            index = len(tokens) - request.prompt_len - 1
+            logprobs = () if logprob is None else (logprob,)
+            if len(tokens) < request.limit_len and token not in request.stop_ids:
+                tails.append(Tail(request.id, request.attempt, index, packed, logprobs))
+                continue
+            over = finish.finish_of(request)
+            if over is None:
+                tails.append(Tail(request.id, request.attempt, index, packed, logprobs))
+                continue
+            reason, matched = over
+            usage = finish.usage_of(request)
+            tails.append(
+                Tail(request.id, request.attempt, index, packed, logprobs, reason, matched, usage)
+            )
+            self._pace.ended(now_s)
+            self._close(request)
+        self.output.generated_tokens += count
+        self._settle_retiring()
+
+    def step_failed(self, message: StepFailed) -> None:
+        """The rows at fault end with an error; the others of the step are computed again."""
+        if not self.flights.is_current(message):
+            return
+        flight = self.flights.land(message)
+        guilty = {id(request) for request in rows_of(flight, message.slots)}
+        for request in list(dict.fromkeys(flight.rows)):
+            if request is None or request.state is State.DONE:
+                continue
+            if id(request) in guilty:
+                self._fail(request)
+                continue
+            self.flights.give_up(request, flight)
+            if request.is_running:
+                self._retract(request)
+        self._settle_retiring()
+
+    def lose(self, gateway: Address) -> None:
+        """Nobody is left to read what these requests make."""
+        for request in list(self.live.values()):
+            if request.reply_to == gateway:
+                self._abort(request)
+
+    # What follows
+
+    def pump(self, now_s: float) -> None:
+        """Sends the steps, and asks for the pages, that the present state allows."""
+        self._replenish()
+        while len(self.flights) < self.depth:
+            planned = self._plan()
+            if planned.is_empty:
+                break
+            self._launch(planned, now_s)
+        self._replenish()
+        while self._may_admit():
+            question = self.admission.next()
+            if question is None:
+                break
+            self.output.to_cache.append(question)
+
+    @property
+    def running_count(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    def _plan(self) -> Plan:
+        planned = self._plan_once()
+        if planned.stalled and self.reserve.is_dry and not self.retiring:
+            running = [*self.decoding.values(), *self.prefilling.values()]
+            for victim in choose_victims(running, planned.stalled, self.page_size):
+                self.output.retraction_count += 1
+                self._retract(victim)
+            planned = self._plan_once()
+        return planned
+
+    def _plan_once(self) -> Plan:
+        return plan(
+            self.decoding.values(),
+            self.prefilling.values(),
+            budget=self.config.prefill_budget,
+            page_size=self.page_size,
+            spare_count=len(self.reserve),
+        )
+
+    def _launch(self, planned: Plan, now_s: float) -> None:
+        grown: list[tuple[int, int]] = []
+        for request in planned.grown:
+            page = self.reserve.spend()
+            request.granted.append(page)
+            request.page_count += 1
+            self._set_room(request)
+            assert request.slot is not None
+            grown.append((request.slot, page))
+        closed = self._closed.tobytes()
+        del self._closed[:]
+        self.output.steps.append(self.flights.send(planned, grown, closed, now_s))
+        for request, _ in planned.prefills:
+            if request.planned_len == len(request.tokens):
+                request.advance(Event.PREFILLED)
+                assert request.slot is not None
+                del self.prefilling[request.slot]
+                self.decoding[request.slot] = request
+
+    def _replenish(self) -> None:
+        self.reserve.set_running(self.running_count + len(self.admission.asking))
+        excess = self.reserve.take_excess()
+        if excess:
+            self.output.to_cache.append(cache.Return(pack(excess)))
+        count = self.reserve.take_ask()
+        if count > 0:
+            self.output.to_cache.append(cache.Reserve(count))
+
+    def _may_admit(self) -> bool:
+        """Whether one more request would have a slot, and soon a step to run in."""
+        asking = self.admission.asking
+        if len(asking) >= len(self._free_slots) or self.reserve.is_short:
+            return False
+        if len(self.admission.queue) == 0:
+            return False
+        # Pages leased long before they are computed would be taken from those who decode.
+        backlog = sum(len(r.tokens) - r.planned_len for r in self.prefilling.values())
+        backlog += sum(len(r.tokens) for r in asking.values())
+        return backlog < self.depth * self.config.prefill_budget
+
+    def _refusal(self, message: Submit) -> Problem | None:
+        prompt_len = len(message.prompt) // 4
+        if prompt_len == 0:
+            return finish.empty_prompt()
+        if prompt_len + 1 > self.facts.context_len:
+            return finish.beyond_context(prompt_len, self.facts.context_len)
+        if prompt_len + 1 > self.capacity_len:
+            return finish.too_long(prompt_len, self.capacity_len)
+        # Slots count as places too: after a restart all that ran come back at once, and none of
+        # them may be refused that was not refused before.
+        if len(self.live) >= self.config.queued_max + self.config.running_max:
+            waiting_count = len(self.live) - self.running_count
+            return finish.overloaded(waiting_count, self._pace.retry_after_s(waiting_count))
+        return None
+
+    def _set_room(self, request: Request) -> None:
+        request.room_len = request.page_count * self.page_size
+        request.stop_len = min(request.room_len, request.limit_len - 1)
+
+    def _commit(self, flight: Flight) -> None:
+        """Shares the full pages that the step's prefill chunks have completed."""
+        for request, begin, end in flight.prefills:
+            if request.is_running and end // self.page_size > begin // self.page_size:
+                self.output.to_cache.append(cache.Commit(request.id, request.attempt, end))
+                self.admission.shared(request)
+
+    # Ends and ways out
+
+    def _abort(self, request: Request) -> None:
+        """Its terminal tail follows when its pages are free."""
+        request.is_acknowledged = False
+        self._close(request)
+        if not request.is_retiring and (request.id, request.attempt) not in self.admission.asking:
+            self._acknowledge(request)
+
+    def _fail(self, request: Request) -> None:
+        request.is_poisoned = True
+        self._close(request)
+        self.output.end(request, FinishReason.ERROR, problem=finish.not_computed())
+
+    def _close(self, request: Request) -> None:
+        """The request is done. Whoever calls this sees to its one terminal tail."""
+        was = request.state
+        request.advance(Event.END)
+        del self.live[request.id]
+        if was is State.PREFILL or was is State.DECODE:
+            self._leave(request)
+        elif was is State.WAITING and not request.is_retiring:
+            self.admission.remove(request)
+
+    def _retract(self, request: Request) -> None:
+        """Back to waiting, in its old place; what steps in flight bring of it still counts."""
+        request.advance(Event.RETRACT)
+        request.was_retracted = True
+        request.overtaken_count = 0
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Gives up the slot now, and the pages as soon as no step in flight touches them."""
+        slot = request.slot
+        assert slot is not None
+        if self.decoding.pop(slot, None) is None:
+            del self.prefilling[slot]
+        if request.is_opened:
+            self._closed.append(slot)
+        self._free_slots.append(slot)
+        request.slot = None
+        request.is_opened = False
+        if self.flights.is_touched(request):
+            request.is_retiring = True
+            self.retiring.append(request)
+        else:
+            self._settle(request)
+
+    def _settle_retiring(self) -> None:
+        if not self.retiring:
+            return
+        ready = [r for r in self.retiring if not self.flights.is_touched(r)]
+        self.retiring = [r for r in self.retiring if self.flights.is_touched(r)]
+        for request in ready:
+            request.is_retiring = False
+            self._settle(request)
+
+    def _settle(self, request: Request) -> None:
+        """Its pages go back; then it waits again, or its abort is acknowledged."""
+        computed = b"" if request.is_poisoned else request.tokens[: request.planned_len].tobytes()
+        self._let_go(request, computed)
+        request.pages = b""
+        request.page_count = request.cached_len = request.planned_len = 0
+        request.room_len = request.stop_len = 0
+        request.granted = array("i")
+        if request.state is State.WAITING:
+            self.admission.wait(request)
+
+    def _let_go(self, request: Request, computed: bytes) -> None:
+        granted = request.granted.tobytes()
+        self.output.to_cache.append(cache.Release(request.id, request.attempt, computed, granted))
+        self.reserve.hint()
+        self.admission.let_go(request)
+        if request.state is State.DONE:
+            self._acknowledge(request)
+
+    def _acknowledge(self, request: Request) -> None:
+        if not request.is_acknowledged:
+            request.is_acknowledged = True
+            self.output.end(request, FinishReason.ABORT)
+
+    def check(self) -> None:
+        """Asserts the laws. O(requests)."""
+        self.admission.check()
+        self.flights.check()
+        self.reserve.check()
+        waiting = {id(request) for request in self.admission.waiting()}
+        asking = {id(request) for request in self.admission.asking.values()}
+        retiring = {id(request) for request in self.retiring}
+        for name, request in self.live.items():
+            assert request.id == name
+            assert request.state is not State.DONE, f"{name} is done and alive"
+            request.check(self.page_size)
+            is_waiting = request.state is State.WAITING
+            assert (id(request) in waiting) == (is_waiting and not request.is_retiring), name
+            assert (id(request) in asking) == (request.state is State.ADMITTING), name
+            if request.is_retiring:
+                assert is_waiting, f"{name} runs while its pages are taken from it"
+        assert waiting <= {id(request) for request in self.live.values()}, "one who is done waits"
+        for slot, request in (*self.prefilling.items(), *self.decoding.items()):
+            assert request.slot == slot, f"{request.id} is not in slot {slot}"
+            assert self.live.get(request.id) is request, f"{request.id} runs and is not alive"
+            assert id(request) not in retiring, f"{request.id} runs and leaves"
+        assert all(r.state is State.PREFILL for r in self.prefilling.values())
+        assert all(r.state is State.DECODE for r in self.decoding.values())
+        slots = [*self.prefilling, *self.decoding, *self._free_slots]
+        assert sorted(slots) == list(range(self.config.running_max)), f"slots {slots}"
+        for request in self.retiring:
+            assert request.is_retiring, f"{request.id} leaves without knowing"
+            assert self.flights.is_touched(request), f"{request.id} could have left"
