@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from messages.config import Config
 
@@ -248,7 +248,7 @@ def check_ops() -> Check:
     return Check("ok", "compiled operators", str(found.get("detail", "available")))
 
 
-def probe(code: str) -> tuple[dict[str, object] | None, str]:
+def probe(code: str) -> tuple[dict[str, Any] | None, str]:
     """Runs `code` in a child from the checkout's root. Returns its JSON, or None and why not."""
     root = Path(__file__).resolve().parent.parent
     try:
@@ -266,7 +266,7 @@ def probe(code: str) -> tuple[dict[str, object] | None, str]:
         return None, f"died of signal {-ran.returncode}"
     if ran.returncode > 0:
         return None, (ran.stderr.strip().splitlines() or ["failed"])[-1]
-    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found, ""
 
 

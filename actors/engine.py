@@ -149,19 +149,20 @@ class Engine:
     async def _serve(self, up: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._leave = asyncio.Event()
-        self._system = system = run.build(self.config)
-        try:
-            await run.start(system, self._show)
-        except StartFailed as failure:
-            text = f"{failure.path} did not start: {run.explained(failure.reason)}"
-            raise StartError(text) from None
-        up.set_result(None)
-        leaving = asyncio.ensure_future(self._leave.wait())
-        ended = asyncio.ensure_future(system.wait())
-        await asyncio.wait({leaving, ended}, return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        await system.stop()
-        await asyncio.wait({ended})
+        with run.build(self.config) as system:
+            self._system = system
+            try:
+                await run.start(system, self._show)
+            except StartFailed as failure:
+                text = f"{failure.path} did not start: {run.explained(failure.reason)}"
+                raise StartError(text) from None
+            up.set_result(None)
+            leaving = asyncio.ensure_future(self._leave.wait())
+            ended = asyncio.ensure_future(system.wait())
+            await run.either(leaving, ended)
+            leaving.cancel()
+            await system.stop()
+            await ended
 
     @property
     def model(self) -> str:
@@ -182,9 +183,7 @@ class Engine:
         `sampling` has the fields of an OpenAI completion: max_tokens, temperature, top_p, stop,
         seed… Raises Refusal for the first that is refused.
         """
-        if isinstance(prompts, str):
-            return self._call(self.agenerate(prompts, **sampling))
-        return self._call(self.agenerate(prompts, **sampling))
+        return self._call(self._answers(prompts, sampling))
 
     def chat(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> Completion:
         """The assistant's next message. Raises Refusal."""
@@ -231,13 +230,7 @@ class Engine:
 
     async def agenerate(self, prompts: Any, **sampling: Any) -> Completion | list[Completion]:
         """The twin of `generate`."""
-        if isinstance(prompts, str):
-            return await self._bring(self._complete(prompts, **sampling))
-
-        async def all_of() -> list[Completion]:
-            return list(await asyncio.gather(*(self._complete(p, **sampling) for p in prompts)))
-
-        return await self._bring(all_of())
+        return await self._bring(self._answers(prompts, sampling))
 
     async def achat(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> Completion:
         """The twin of `chat`."""
@@ -258,6 +251,14 @@ class Engine:
         return self._call(work)
 
     # On the tree's loop
+
+    async def _answers(
+        self, prompts: Any, sampling: dict[str, Any]
+    ) -> Completion | list[Completion]:
+        if isinstance(prompts, str):
+            return await self._complete(prompts, **sampling)
+        asked = (self._complete(prompt, **sampling) for prompt in prompts)
+        return list(await asyncio.gather(*asked))
 
     async def _complete(self, prompt: Prompt | None = None, **sampling: Any) -> Completion:
         texts: list[str] = []

@@ -12,14 +12,16 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TextIO
 
 from actors import source, tree
 from actors.resolve import Machine, Settled, resolve
 from actors.runtime.log import Logs, make_run_log_dir
-from actors.runtime.system import StartFailed, System
+from actors.runtime.system import MAIN, StartFailed, System
 from messages.config import Config
 from messages.system import Reason, State
 
@@ -33,7 +35,9 @@ def settle(config: Config, show: Show) -> Settled:
 
     Raises: source.SourceError, the user's fault: no such model, or it is incomplete.
     """
-    found = source.locate(config.model.path, show)
+    found = source.locate(
+        config.model.path, show, weights=config.model.load_format != "dummy"
+    )
     return resolve(
         config,
         Machine(
@@ -67,19 +71,41 @@ def free_port(host: str) -> int:
         return port
 
 
-def build(config: Config) -> System:
-    """The system of a settled config, not started."""
+@contextlib.contextmanager
+def build(config: Config, *, terminal: TextIO | None = None) -> Iterator[System]:
+    """The system of a settled config, not started; call it on the loop that will be the root's.
+
+    Its log goes to the run's directory. With a `terminal` this is a program of its own, not a part
+    of one: the log is shown there too, and takes what libraries say.
+    """
     root, nodes = tree.build(config)
     runtime = config.runtime
-    return System(
+    logs = Logs(
+        node=MAIN,
+        directory=Path(config.log.dir),
+        level=config.log.level,
+        terminal=terminal,
+        file_bytes_max=config.log.file_bytes_max,
+        files_max=config.log.files_max,
+    )
+    if terminal is not None:
+        logs.adopt_stdlib()
+    system = System(
         root,
         nodes=nodes,
         seed=runtime.seed,
         encode_always=runtime.encode_always,
         heartbeat_s=runtime.heartbeat_s,
         hang_s=runtime.hang_s,
+        log=logs.log_for(),
+        log_dir=Path(config.log.dir),
+        log_level=config.log.level,
         check=runtime.check,
     )
+    try:
+        yield system
+    finally:
+        logs.close()
 
 
 async def start(system: System, show: Show) -> None:
@@ -116,10 +142,9 @@ def show_changes(system: System, seen: dict[str, float], show: Show) -> None:
 
 async def serve(config: Config, show: Show, ready: Callable[[], None]) -> int:
     """Runs the tree until a signal, or until it gives up. Returns the exit code."""
-    system = build(config)
-    with signals() as first:
+    with build(config, terminal=sys.stderr) as system, signals() as first:
         starting = asyncio.ensure_future(start(system, show))
-        await asyncio.wait({starting, first}, return_when=asyncio.FIRST_COMPLETED)
+        await either(starting, first)
         if not starting.done():
             show("interrupted while starting")
             starting.cancel()
@@ -139,7 +164,7 @@ async def serve_until_end(
     system: System, config: Config, first: asyncio.Future[int], show: Show
 ) -> int:
     ended = asyncio.ensure_future(system.wait())
-    await asyncio.wait({ended, first}, return_when=asyncio.FIRST_COMPLETED)
+    await either(ended, first)
     if ended.done():
         show(f"gave up: {explained(ended.result())}")
         await system.stop()
@@ -150,6 +175,11 @@ async def serve_until_end(
     await asyncio.wait({ended})
     show("stopped")
     return STOPPED
+
+
+async def either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
+    """Until one of the two is done."""
+    await asyncio.wait({one, other}, return_when=asyncio.FIRST_COMPLETED)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,514 @@
+"""This file is the command line: it parses, hands over, and prints.
+
+It does not know how anything is done: a subcommand finds its settings, starts the tree or reads a
+file, and shows what comes back. Rule for editing: the top imports the standard library only, since
+whatever starts a child of `python -m app` may execute this file again; the rest is imported inside
+the subcommand that needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from actors.engine import Engine
+    from messages.config import Config
+
+OK, FAILED, MISUSED = 0, 1, 2
+
+ABOUT = """\
+Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervised actors.
+
+  python -m app serve                 serve a small real model on http://127.0.0.1:8000
+  python -m app chat                  talk to it in the terminal
+  python -m app generate "Once upon"  complete a prompt, or a file of them
+  python -m app logs -f               follow what every process of the server says
+  python -m app bench serve           measure a server
+  python -m app doctor                check this machine
+"""
+
+SERVE = """\
+Serves one model until Ctrl-C or SIGTERM, which let running requests finish; the second one
+ends at once.
+
+  python -m app serve
+  python -m app serve --model ./Qwen3-0.6B --port 9000 --dtype bfloat16
+  python -m app serve --model model.Q4_K_M.gguf --kv-tokens 65536 --max-running 128
+  python -m app serve --config serve.toml --log-level debug
+
+A file for --config has a table for each section below and the names of the fields as keys; what the
+command line says wins:
+
+  [scheduler]
+  running_max = 128
+  prefill_budget = 1024
+"""
+
+GENERATE = """\
+Completes prompts without a server. One prompt is streamed as text; many give JSON lines, in order.
+
+  python -m app generate "The capital of France is" --max-tokens 16
+  python -m app generate --chat "Write a haiku about rain"
+  echo "Summarize: ..." | python -m app generate
+  python -m app generate --file prompts.jsonl --out answers.jsonl
+
+A line of a JSON lines file is {"prompt": "..."} or {"messages": [...]}, and may set its own
+max_tokens, temperature, seed and so on. A line of the output is
+{"index": 0, "text": "...", "finish_reason": "stop", "usage": {...}}.
+"""
+
+CHAT = """\
+A conversation in the terminal. Ctrl-C stops an answer; /reset forgets the conversation, /exit (or
+Ctrl-D) leaves.
+
+  python -m app chat
+  python -m app chat --model ./Qwen3-0.6B --system "Answer in one sentence." --temperature 0
+"""
+
+LOGS = """\
+Shows the log of a run, all processes merged by time; with -f it follows, also across rotation.
+
+  python -m app logs                          the newest run
+  python -m app logs -f --level warning
+  python -m app logs -f --request cmpl-12     one request through all processes
+  python -m app logs --actor replica/worker --run 2026-11-29T18-46-00-4711
+"""
+
+BENCH = """\
+Measures, prints a table, and with --json one JSON object a line.
+
+  python -m app bench serve --spawn --preset all      over HTTP, own server
+  python -m app bench serve --url http://host:8000    any OpenAI-compatible server
+  python -m app bench offline --preset c32            the same without HTTP
+  python -m app bench mailbox | hop | planner | radix | ops | kl
+
+`python -m app bench NAME --help` says more.
+"""
+
+DOCTOR = """\
+Checks what serving needs: versions, compiler, processor, memory, folders, port. Exits 1 if
+something would keep the server from working; each such line says what to do.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["bench"] and words[1:2] not in ([], ["-h"], ["--help"]):
+        return bench(words[1], words[2:])  # its flags are its own
+    arguments = parser().parse_args(words)
+    from actors.settings import SettingsError
+    from actors.source import SourceError
+
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except SettingsError as error:
+        return complain(str(error), MISUSED)
+    except SourceError as error:
+        return complain(str(error))
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def parser() -> argparse.ArgumentParser:
+    from actors.settings import add_flags
+
+    root = argparse.ArgumentParser(
+        prog="app", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    root.add_argument("--version", action="version", version=f"histrio {version()}")
+    commands = root.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, about: str, help: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(
+            name,
+            help=help,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        found.set_defaults(run=run)
+        return found
+
+    one = command("serve", serve, SERVE, "serve a model over HTTP")
+    add_config(one)
+    add_flags(one)
+
+    quiet = ("model", "tokenizer", "scheduler", "cache", "worker", "log", "runtime")
+    one = command("generate", generate, GENERATE, "complete prompts without a server")
+    one.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; `-` reads stdin")
+    one.add_argument("--file", metavar="FILE", help="a text, or JSON lines of many prompts")
+    one.add_argument("--out", metavar="FILE", help="where the answers go instead of stdout")
+    one.add_argument("--chat", action="store_true", help="prompts are what a user says")
+    one.add_argument("--json", action="store_true", help="JSON lines also for one prompt")
+    add_config(one)
+    add_sampling(one)
+    add_flags(one, quiet)
+
+    one = command("chat", chat, CHAT, "a conversation in the terminal")
+    one.add_argument("--system", metavar="TEXT", help="the system message")
+    add_config(one)
+    add_sampling(one)
+    add_flags(one, quiet)
+
+    one = command("logs", logs, LOGS, "show or follow the log of a run")
+    one.add_argument("-f", "--follow", action="store_true", help="go on with what is written next")
+    one.add_argument("--request", metavar="ID", help="lines about this request")
+    one.add_argument("--actor", metavar="PATH", help="lines of this actor and those below it")
+    one.add_argument("--level", default="debug", choices=LEVELS, help="least level shown")
+    one.add_argument("--run", dest="run_name", metavar="RUN", help="a run; default: the newest")
+    one.add_argument("--log-dir", default="", metavar="DIR", help="where the runs are")
+    one.add_argument("--json", action="store_true", help="the lines as they are in the files")
+
+    one = command("bench", bench_help, BENCH, "measure")
+    one.add_argument("name", nargs="?", help="what to measure")
+
+    one = command("doctor", doctor, DOCTOR, "check this machine")
+    add_config(one)
+    add_flags(one, ("model", "gateway", "log", "runtime"))
+    return root
+
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", metavar="FILE", help="settings as TOML; what the command line says wins"
+    )
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling (default: what the server does by default)")
+    for flag, kind, help in (
+        ("--max-tokens", int, "longest answer"),
+        ("--temperature", float, "0 takes the likeliest token"),
+        ("--top-p", float, "keep the likeliest tokens that make up this probability"),
+        ("--top-k", int, "keep this many of the likeliest tokens"),
+        ("--min-p", float, "keep tokens at least this likely, relative to the likeliest"),
+        ("--presence-penalty", float, "against tokens that were generated before"),
+        ("--frequency-penalty", float, "against tokens, by how often they were generated"),
+        ("--repetition-penalty", float, "against tokens of prompt and answer"),
+    ):
+        group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=help)
+    group.add_argument(
+        "--stop", action="append", default=argparse.SUPPRESS, help="end before this text"
+    )
+
+
+SAMPLING = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+)
+
+
+def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if name in SAMPLING}
+
+
+def config_of(arguments: argparse.Namespace) -> Config:
+    """Raises: SettingsError, the user's fault."""
+    from actors.settings import SettingsError, given_flags, read_config
+
+    text, source = None, "the file"
+    if arguments.config:
+        source = arguments.config
+        try:
+            text = Path(source).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"--config {source}: {error}") from None
+    return read_config(text, given_flags(vars(arguments)), source=source)
+
+
+def complain(text: str, code: int = FAILED) -> int:
+    print(f"app: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("histrio")
+    except metadata.PackageNotFoundError:
+        return "0 (not installed: run from a checkout)"
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Until a signal. Progress goes to stderr, the address to stdout once it answers."""
+    from actors import run
+    from actors.runtime.system import run as run_program
+
+    config = settled(arguments)
+    began_s = time.monotonic()
+
+    def ready() -> None:
+        host, port = config.gateway.host, config.gateway.port
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"Serving {config.model.name} on {url}", flush=True)
+        tell(f"ready after {time.monotonic() - began_s:.1f} s; logs in {config.log.dir}")
+        tell(f"try: curl {url}/v1/models")
+
+    return run_program(run.serve(config, tell, ready))
+
+
+def settled(arguments: argparse.Namespace) -> Config:
+    """Raises: SettingsError or SourceError, the user's fault."""
+    from actors import run
+
+    found = run.settle(config_of(arguments), tell)
+    for reason in found.reasons:
+        tell(reason)
+    return found.config
+
+
+def tell(text: str) -> None:
+    """Progress, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    prompts, many = read_prompts(arguments)
+    sampling = sampling_of(arguments)
+
+    def answer(engine: Engine) -> int:
+        if many:
+            return generate_many(engine, prompts, sampling, out)
+        for delta in engine.stream(**{**sampling, **prompts[0]}):
+            out.write(delta.text)
+            out.flush()
+        out.write("\n")
+        return OK
+
+    with open_out(arguments.out) as out:
+        return with_engine(arguments, answer)
+
+
+def with_engine(arguments: argparse.Namespace, use: Callable[[Engine], int]) -> int:
+    from actors.engine import Engine, Refusal, StartError
+
+    try:
+        with Engine.of(config_of(arguments), show=tell) as engine:
+            return use(engine)
+    except (Refusal, StartError) as error:
+        return complain(str(error))
+
+
+@contextlib.contextmanager
+def open_out(path: str | None) -> Iterator[TextIO]:
+    """Raises: SettingsError, the user's fault."""
+    from actors.settings import SettingsError
+
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = open(path, "w", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--out {path}: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def generate_many(
+    engine: Engine, prompts: list[dict[str, Any]], sampling: dict[str, Any], out: TextIO
+) -> int:
+    """All at once, lines in order, each as soon as those before it are written."""
+    import msgspec
+    from tqdm import tqdm
+
+    failed = False
+    tokens = 0
+    with tqdm(total=len(prompts), unit="prompt", file=sys.stderr) as bar:
+        asked = [{**sampling, **prompt} for prompt in prompts]
+        for index, answer in enumerate(engine.each(asked)):
+            line: dict[str, Any] = {"index": index}
+            if isinstance(answer, Exception):
+                failed = True
+                line["error"] = str(answer)
+            else:
+                tokens += answer.usage.completion_tokens
+                line |= {
+                    "text": answer.text,
+                    "finish_reason": answer.finish_reason,
+                    "usage": msgspec.to_builtins(answer.usage),
+                }
+            out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            out.flush()
+            bar.set_postfix(tokens=tokens)
+            bar.update()
+    return FAILED if failed else OK
+
+
+def read_prompts(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """What to ask, as keywords of `Engine.stream`; and whether the answers are JSON lines."""
+    from actors.settings import SettingsError
+
+    texts: list[str] = arguments.prompts
+    if arguments.file and texts:
+        raise SettingsError("either prompts or --file")
+    if arguments.file and arguments.file != "-":
+        try:
+            text = Path(arguments.file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"--file {arguments.file}: {error}") from None
+    elif texts and texts != ["-"]:
+        found = [prompt_of(text, arguments.chat) for text in texts]
+        return found, arguments.json or len(found) > 1
+    else:
+        if sys.stdin.isatty():
+            tell("reading the prompt from the terminal until Ctrl-D")
+        text = sys.stdin.read()
+    if not text.strip():
+        raise SettingsError("no prompt: give one, or a --file, or text on stdin")
+    if not text.lstrip().startswith("{"):
+        return [prompt_of(text.removesuffix("\n"), arguments.chat)], arguments.json
+    return read_lines(text), True
+
+
+def prompt_of(text: str, is_chat: bool) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+
+
+def read_lines(text: str) -> list[dict[str, Any]]:
+    """JSON lines. Raises: SettingsError naming the line."""
+    from actors.settings import SettingsError
+
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise SettingsError(f"line {number} is not JSON: {error}") from None
+        if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
+            raise SettingsError(f"line {number} needs either `prompt` or `messages`")
+        found.append(value)
+    return found
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  editing and history of what was typed
+    return with_engine(arguments, lambda engine: converse(engine, arguments))
+
+
+def converse(engine: Engine, arguments: argparse.Namespace) -> int:
+    """One turn after another until /exit or Ctrl-D."""
+    from actors.engine import Refusal
+
+    start = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    messages = list(start)
+    tell(f"{engine.model}: /reset forgets, /exit leaves, Ctrl-C stops an answer")
+    while True:
+        try:
+            text = input("> ").strip()
+        except EOFError:
+            print()
+            return OK
+        except KeyboardInterrupt:
+            print()
+            continue
+        if text == "/exit":
+            return OK
+        if text == "/reset":
+            messages = list(start)
+            tell("forgotten")
+        elif text:
+            asked = [*messages, {"role": "user", "content": text}]
+            try:
+                answer = chat_answer(engine, asked, sampling_of(arguments))
+            except Refusal as refusal:
+                complain(str(refusal))
+                continue
+            messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+def chat_answer(engine: Engine, asked: list[dict[str, Any]], sampling: dict[str, Any]) -> str:
+    """Prints the answer as it comes; returns it, or as much as there was before Ctrl-C."""
+    parts = []
+    try:
+        for delta in engine.stream(messages=asked, **sampling):
+            parts.append(delta.text)
+            print(delta.text, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    print()
+    return "".join(parts)
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    from actors.runtime.log import render_line
+    from actors.runtime.merge import Choice
+    from actors.runtime.tail import find_run, tail
+
+    base = Path(arguments.log_dir).expanduser() if arguments.log_dir else None
+    try:
+        directory = find_run(base, arguments.run_name)
+    except FileNotFoundError as error:
+        return complain(str(error))
+    choice = Choice(request=arguments.request, actor=arguments.actor, level=arguments.level)
+    tell(f"{directory}")
+    colors = sys.stdout.isatty()
+    for line in tail(directory, choice, follow=arguments.follow):
+        text = line.raw.decode("utf-8", "replace") if arguments.json else None
+        print(text or render_line(line.fields, colors=colors), flush=arguments.follow)
+    return OK
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    from actors.doctor import checks
+
+    marks = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+    if sys.stdout.isatty():
+        colours = {"ok": "32", "warn": "33", "fail": "31"}
+        marks = {k: f"\x1b[{colours[k]}m{mark}\x1b[0m" for k, mark in marks.items()}
+    failed = False
+    for check in checks(config_of(arguments)):
+        print(f"{marks[check.mark]}  {check.name:<20} {check.found}", flush=True)
+        if check.advice:
+            print(f"      {'':<20} -> {check.advice}", flush=True)
+        failed = failed or check.mark == "fail"
+    return FAILED if failed else OK
+
+
+BENCHES = ("serve", "offline", "mailbox", "hop", "planner", "radix", "ops", "kl")
+
+
+def bench_help(arguments: argparse.Namespace) -> int:
+    print(BENCH)
+    return OK
+
+
+def bench(name: str, words: list[str]) -> int:
+    import importlib
+
+    if name not in BENCHES:
+        return complain(f"no bench `{name}`: there are {', '.join(BENCHES)}", MISUSED)
+    code = importlib.import_module(f"bench.{name}").main(words)
+    return int(code or OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""A real server in each placement, and the official client.
+
+Texts are compared with each other: in float32 the same prompt has one answer, alone or in a crowd.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.house.server import Server, eventually
+
+PROMPTS = ["The house", "Once upon a time there was", "x", "0123 éà 🙂", "many rooms " * 20]
+
+
+def complete(server: Server, prompt: Any, **keywords: Any) -> Any:
+    keywords = {"max_tokens": 24, "temperature": 0, **keywords}
+    return server.client().completions.create(model=server.model(), prompt=prompt, **keywords)
+
+
+def text_of(server: Server, prompt: Any, **keywords: Any) -> str:
+    return str(complete(server, prompt, **keywords).choices[0].text)
+
+
+def streamed(server: Server, prompt: Any, **keywords: Any) -> tuple[str, str | None, Any]:
+    """Text, finish reason and usage of a streamed completion."""
+    stream = complete(
+        server, prompt, stream=True, stream_options={"include_usage": True}, **keywords
+    )
+    text, finish, usage = "", None, None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.text
+            finish = choice.finish_reason or finish
+    return text, finish, usage
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_streamed_answer_is_the_plain_one(server: Server, prompt: str) -> None:
+    plain = complete(server, prompt)
+    text, finish, usage = streamed(server, prompt)
+    assert text == plain.choices[0].text
+    assert finish == plain.choices[0].finish_reason
+    assert usage.prompt_tokens == plain.usage.prompt_tokens
+    assert usage.completion_tokens == plain.usage.completion_tokens
+
+
+def test_a_chat_streams_what_it_answers(server: Server) -> None:
+    client, model = server.client(), server.model()
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    plain = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=20, temperature=0
+    )
+    stream = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=20, temperature=0, stream=True
+    )
+    text = "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+    assert text == plain.choices[0].message.content
+
+
+def test_a_crowd_gets_the_answers_that_each_would_get_alone(server: Server) -> None:
+    prompts = [f"{PROMPTS[i % 5]} {i}" for i in range(24)]
+    alone = [text_of(server, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(12) as pool:
+        crowd = list(pool.map(lambda prompt: streamed(server, prompt)[0], prompts))
+    assert crowd == alone
+
+
+def test_a_seeded_sample_is_the_same_again(server: Server) -> None:
+    first = text_of(server, "The house", temperature=1.0, seed=7)
+    assert text_of(server, "The house", temperature=1.0, seed=7) == first
+    others = {text_of(server, "The house", temperature=1.0, seed=seed) for seed in range(8, 13)}
+    assert others - {first}
+
+
+def test_prompts_in_a_list_are_answered_in_order(server: Server) -> None:
+    found = complete(server, PROMPTS[:3])
+    assert [choice.index for choice in found.choices] == [0, 1, 2]
+    assert [choice.text for choice in found.choices] == [
+        text_of(server, prompt) for prompt in PROMPTS[:3]
+    ]
+
+
+def test_token_ids_are_a_prompt(server: Server) -> None:
+    assert complete(server, [42, 71, 78, 78, 81]).usage.prompt_tokens == 5
+
+
+def test_an_unknown_model_is_404(server: Server) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        server.client().completions.create(model="nonsense", prompt="x")
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1), ("max_tokens", "many"), ("top_p", 2), ("n", 0)],
+)
+def test_a_bad_field_is_400_and_named(server: Server, field: str, value: Any) -> None:
+    body = {"model": server.model(), "prompt": "x", field: value}
+    answer = httpx.post(server.url + "/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == field
+
+
+def test_a_prompt_longer_than_the_context_is_400(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError):
+        complete(server, [42] * 600)
+    # And the server goes on.
+    assert complete(server, "x").choices[0].text
+
+
+def test_health_ready_and_models_answer(server: Server) -> None:
+    assert server.status("/health") == 200
+    assert server.status("/ready") == 200
+    model = server.model()
+    assert server.status(f"/v1/models/{model}") == 200
+    assert server.status("/v1/models/nonsense") == 404
+
+
+def test_actors_shows_every_room(server: Server) -> None:
+    rows = server.rows()
+    rooms = {"gateway", "tokenizer", "router", "replica/scheduler", "replica/cache"}
+    assert rooms | {"replica/worker", "detokenizer", "metrics"} <= set(rows)
+    for row in rows.values():
+        assert row["state"] == "running"
+        assert row["incarnation"] == 1
+        assert row["restarts"] == 0
+        assert row["pid"] > 0
+        assert row["mailbox_depth"] >= 0
+
+
+def test_metrics_count_what_was_served(server: Server) -> None:
+    before = server.metric("histrio_requests_total")
+    complete(server, "x")
+    # Actors flush what they count on a timer.
+    eventually(lambda: server.metric("histrio_requests_total") > before, "a request is counted")
+
+
+def test_a_client_that_leaves_frees_what_it_held(server: Server) -> None:
+    body = {
+        "model": server.model(),
+        "prompt": "x",
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as answer:
+        next(answer.iter_lines())
+    eventually(lambda: server.metric("histrio_requests_running") == 0, "nothing runs any more")
+    eventually(lambda: server.metric("histrio_streams_open") == 0, "no stream is open")
+    assert complete(server, "x").choices[0].text
