@@ -247,7 +247,10 @@ def _printable(text: str) -> str:
 
 
 def _plain(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except Exception:  # a repr of theirs, or nested too deep for one
+        text = f"<{type(value).__name__}>"
     return text.encode(errors="replace").decode()
 
 
@@ -282,7 +285,7 @@ def make_run_log_dir(base: Path | None = None, now: datetime.datetime | None = N
     """A new directory for one run, pointed to by `latest`; removes those of the oldest runs."""
     base = base or state_dir()
     now = now or datetime.datetime.now(datetime.UTC)
-    path = base / f"{now:%Y%m%d-%H%M%S}-{os.getpid()}"
+    path = base / f"{now:%Y-%m-%dT%H-%M-%S}-{os.getpid()}"
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     pointer = base / f".{LATEST}-{os.getpid()}"
     pointer.unlink(missing_ok=True)
