@@ -230,7 +230,7 @@ def render_line(line: Mapping[str, Any], *, colors: bool = False) -> str:
         head = f"\x1b[{COLORS.get(level, '2')}m{head}\x1b[0m"
         what = f"\x1b[1m{what}\x1b[0m"
     pairs = [
-        f"{key}={_printable(value if isinstance(value, str) else repr(value))}"
+        f"{key}={_printable(_plain(value))}"
         for key, value in line.items()
         if key not in ("timestamp", "level", "event", "node", "actor", "exception")
         and value not in ("", None)
