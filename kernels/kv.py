@@ -12,6 +12,7 @@ import os
 import torch
 from torch import Tensor
 
+from kernels.memory import mapped_zeros
 from kernels.ops.base import Heads
 
 FORGET_BYTES_MAX = 256 << 20
@@ -36,13 +37,10 @@ class KvPool:
         shape = (page_count * page_size, heads.kv, heads.dim)
         try:
             self.layers: list[tuple[Tensor, Tensor]] = [
-                (
-                    torch.zeros(shape, dtype=dtype, device=device),
-                    torch.zeros(shape, dtype=dtype, device=device),
-                )
+                (pool_zeros(shape, dtype, device), pool_zeros(shape, dtype, device))
                 for _ in range(layer_count)
             ]
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:
             raise MemoryError(
                 f"a pool of {page_count} pages of {page_size} tokens does not fit: "
                 f"{page_bytes(layer_count, heads, page_size, dtype) * page_count >> 20} MiB"
@@ -60,6 +58,13 @@ class KvPool:
 
     def byte_count(self) -> int:
         return sum(k.nbytes + v.nbytes for k, v in self.layers)
+
+
+def pool_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On the host committed as it is touched: torch.zeros would write all of it at once."""
+    if device.type == "cpu":
+        return mapped_zeros(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def page_bytes(layer_count: int, heads: Heads, page_size: int, dtype: torch.dtype) -> int:

@@ -54,7 +54,7 @@ class ModelStruct(ctypes.Structure):
 
 
 class CpuDecoder:
-    """See `kernels.ops.base.FusedForward`. Keeps `decoder`, whose tensors the structs point into."""
+    """See `FusedForward`. Keeps `decoder`, whose tensors the structs point into."""
 
     def __init__(self, library: ctypes.CDLL, decoder: Any) -> None:
         self.library, self.decoder = library, decoder

@@ -102,6 +102,10 @@ INLINE void load_block(tile_state *t, int64_t first, int64_t skip, int64_t count
         at[i] = (row * t->job->heads->kv_heads + t->kv_head) * dim;
         if (++within == page_size) { within = 0; page++; }
     }
+    /* Values are read after the keys: fetch them meanwhile. */
+    for (int64_t i = skip; i < count; i++)
+        for (int64_t d = 0; d < dim; d += bf16 ? 32 : 16)
+            _mm_prefetch((const char *)v_pool + (at[i] + d) * (bf16 ? 2 : 4), _MM_HINT_T0);
     for (int64_t base = skip & ~(int64_t)15; base < count; base += 16)
         for (int64_t d = 0; d < dim; d += 16) {
             __m512 r[16];

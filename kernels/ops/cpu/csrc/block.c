@@ -58,6 +58,7 @@ INLINE void tile_product(const int rows, const int bits, const int has_min, cons
                          const uint8_t *x, const uint8_t *w, const void *scales, int64_t blocks,
                          __m512 *acc) {
     const __m512i nibble = _mm512_set1_epi8(15);
+    const int64_t next = blocks * (PANEL * BLOCK * bits / 8);   /* bytes to the next panel */
     for (int64_t b = 0; b < blocks; b++) {
         const float *dx = (const float *)(x + rows * BLOCK);
         __m512 d = load_scale(scales, b * (has_min ? 32 : 16), wide);
@@ -68,6 +69,10 @@ INLINE void tile_product(const int rows, const int bits, const int has_min, cons
 #pragma GCC unroll 4
         for (int pair = 0; pair < 4; pair++) {
             __m512i even, odd;
+            /* Weights come from memory, not from a cache: the next panel is fetched meanwhile. */
+            _mm_prefetch((const char *)w + next + pair * 16 * bits, _MM_HINT_T0);
+            if (bits == 8)
+                _mm_prefetch((const char *)w + next + pair * 128 + 64, _MM_HINT_T0);
             if (bits == 4) {
                 __m512i both = _mm512_loadu_si512(w + pair * 64);
                 even = _mm512_and_si512(both, nibble);
