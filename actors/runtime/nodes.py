@@ -36,6 +36,7 @@ class Outpost:
         self.beat_s = 0.0
         self.lag_s = 0.0
         self.verdict: Reason | None = None  # why we killed it
+        self.is_suspect = False  # a link to it is lost
         self.lock = asyncio.Lock()
 
 
@@ -76,6 +77,7 @@ class Nodes:
         outpost.incarnation += 1
         incarnation = outpost.incarnation
         outpost.verdict = None
+        outpost.is_suspect = False
         assert root.transport is not None
         boot = msgspec.structs.replace(
             root.boot,
@@ -154,10 +156,19 @@ class Nodes:
         outpost = self.outposts.get(name)
         if outpost is None or outpost.incarnation != incarnation or self._is_closing:
             return
+        outpost.is_suspect = True
         if reason.cause is Cause.HUNG:
             self.kill(name, reason)
             return
         self.root.loop.call_later(LOST_LINK_S, self._kill_unless_dead, name, incarnation, reason)
+
+    def quarrel(self, reporter: str, name: str, incarnation: int, reason: Reason) -> None:
+        """Two nodes lost each other. One must go, for messages between them are lost; the other's
+        report of the same is then no news."""
+        told = self.outposts.get(reporter)
+        if told is not None and told.launched is not None and not told.is_suspect:
+            detail = f"its link to node {reporter} was lost: {reason.detail}"
+            self.link_lost(name, incarnation, Reason(Cause.UNREACHABLE, detail))
 
     def _kill_unless_dead(self, name: str, incarnation: int, reason: Reason) -> None:
         outpost = self.outposts[name]

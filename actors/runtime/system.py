@@ -90,7 +90,7 @@ class System:
             log_dir=str(log_dir or ""),
             log_level=log_level,
         )
-        transport = self.fabric.transport(MAIN, 1)
+        transport = self.fabric.transport(MAIN, 1) if nodes else None
         self.node = Node(boot, transport=transport, log=self.log, office=self)
         self.nodes = Nodes(self.node, nodes, self.fabric.launcher, self._greet, self._node_died)
         self.root = Branch(tree, "", None, self)
@@ -287,7 +287,7 @@ class System:
                 for row in rows:
                     self.node.remote_rows[row.path] = row
             case LinkLost(name, incarnation, reason):
-                self.nodes.link_lost(name, incarnation, reason)
+                self.nodes.quarrel(node, name, incarnation, reason)
 
     def link_up(self, node: str, incarnation: int) -> None:
         self.nodes.link_up(node, incarnation)

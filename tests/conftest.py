@@ -1,0 +1,34 @@
+"""What all tests share: loops with virtual time for those that ask for them.
+
+`@pytest.mark.sim(seeds=5)` runs an async test once for each seed on `SimLoop`: time jumps, order is
+the seed's. A failing seed is in the test's name, and is replayed by it; HISTRIO_SEED=17 tries that
+one alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from actors.runtime.simloop import SimLoop
+
+SEEDS_COUNT = 5
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sim(seeds): virtual time and seeded order, on SimLoop")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    marker = item.get_closest_marker("sim")
+    if marker is None:
+        return {"asyncio": asyncio.new_event_loop}
+    only = os.environ.get("HISTRIO_SEED")
+    seeds = [int(only)] if only else range(marker.kwargs.get("seeds", SEEDS_COUNT))
+    return {f"seed{seed}": functools.partial(SimLoop, seed) for seed in seeds}

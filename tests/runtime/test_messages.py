@@ -1,0 +1,286 @@
+"""Goal: telling, asking and watching keep their promises on one node and between two.
+Method: a caller and a counter, together or apart, on a simulated loop with late links."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.runtime.context import Died, Rejected, Reply, TimedOut
+from actors.runtime.transport.memory import Weather
+from messages.system import Cause, Undelivered
+from tests.runtime.players import Add, Ask, Crash, Relay, Sleep, Text, Total, Watch
+from tests.runtime.stage import Play, Restart, child, play, tree
+
+pytestmark = pytest.mark.sim(seeds=4)
+
+TOGETHER, APART = "main", "n"
+
+
+@pytest.fixture(params=[TOGETHER, APART])
+def place(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def cast(place: str, kind: str = "Counter", **fields: Any) -> Any:
+    """A counter `c` (perhaps on another node) and a caller `a`."""
+    root = tree(child("c", kind, node=place, **fields), child("a", "Caller"))
+    nodes = () if place == TOGETHER else (place,)
+    return play(root, *nodes, weather=Weather(3, delay_s_max=0.01))
+
+
+async def settle(seconds: float = 0.1) -> None:
+    await asyncio.sleep(seconds)
+
+
+def undelivered(p: Play) -> list[tuple[str, Cause]]:
+    return [(n.kind, n.cause) for n in p.actor("a").seen if isinstance(n, Undelivered)]
+
+
+async def test_messages_of_one_sender_arrive_in_order(place: str) -> None:
+    async with cast(place) as p:
+        for n in range(50):
+            p.tell("c", Text(str(n)))
+        await settle()
+        assert p.actor("c").texts == [str(n) for n in range(50)]
+
+
+async def test_the_sender_is_known(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Relay("c", 1))
+        await settle()
+        assert [str(s) for s in p.actor("c").senders] == ["main/a#1"]
+
+
+async def test_an_ask_is_answered(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("c", Add(7))
+        await settle()
+        p.tell("a", Ask("c"))
+        await settle()
+        assert p.actor("a").outcomes == [Reply(Total(7))]
+
+
+async def test_an_ask_without_an_answer_times_out(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Ask("c", "silent", 0.5))
+        await settle(1)
+        assert p.actor("a").outcomes == [TimedOut(0.5)]
+
+
+async def test_an_ask_that_kills_the_asked_says_died(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Ask("c", "crash", 30))
+        await settle(1)
+        (outcome,) = p.actor("a").outcomes
+        assert isinstance(outcome, Died)
+        assert outcome.reason.cause is Cause.CRASHED
+        assert "as told" in outcome.reason.detail
+
+
+async def test_an_ask_of_nobody_is_rejected(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Ask("nobody"))
+        await settle()
+        assert p.actor("a").outcomes == [Rejected(Cause.NOBODY)]
+
+
+async def test_an_ask_into_a_full_mailbox_is_rejected(place: str) -> None:
+    async with cast(place, "SmallCounter") as p:
+        p.tell("c", Sleep(5))
+        await settle()
+        for _ in range(2):
+            p.tell("c", Add(1))
+        await settle()
+        p.tell("a", Ask("c"))
+        await settle()
+        assert p.actor("a").outcomes == [Rejected(Cause.FULL)]
+
+
+async def test_an_ask_whose_node_is_lost_says_died(place: str) -> None:
+    if place == TOGETHER:
+        pytest.skip("the root's node can't be lost and looked at")
+    async with cast(place) as p:
+        p.tell("a", Ask("c", "sleep", 30))
+        await settle()
+        p.fabric.kill("n")
+        await settle(1)
+        (outcome,) = p.actor("a").outcomes
+        assert isinstance(outcome, Died) and outcome.reason.signal == 9
+
+
+async def test_a_question_waiting_in_a_dead_actors_mailbox_is_rejected(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("c", Sleep(1))
+        p.tell("c", Crash())
+        await settle()
+        p.tell("a", Ask("c", "sum", 30))
+        await settle(5)
+        (outcome,) = p.actor("a").outcomes
+        assert outcome == Rejected(Cause.NOBODY)
+
+
+async def test_a_full_mailbox_tells_the_sender(place: str) -> None:
+    async with cast(place, "SmallCounter") as p:
+        p.tell("c", Sleep(5))
+        await settle()
+        p.tell("a", Relay("c", 1, times=3))
+        await settle()
+        assert undelivered(p) == [("Add", Cause.FULL)]
+        assert p.actor("a").seen[0].request == "r1"
+
+
+async def test_an_expired_message_is_dropped_when_its_turn_comes(place: str) -> None:
+    async with cast(place) as p:
+        now_s = asyncio.get_running_loop().time()
+        p.tell("c", Sleep(5))
+        p.tell("a", Relay("c", 1, deadline_s=now_s + 1))
+        p.tell("a", Relay("c", 10, deadline_s=now_s + 60))
+        await settle(6)
+        assert p.actor("c").n == 10
+        assert undelivered(p) == [("Add", Cause.EXPIRED)]
+
+
+async def test_the_message_in_the_hands_of_the_dead_is_reported_abandoned(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Watch("c"))
+        p.tell("c", Sleep(1))
+        p.tell("a", Relay("c", 1))
+        await settle()
+        life = next(
+            n.lives["c"]
+            for n in [p.system.node, *(s.node for s in p.fabric.nodes.values())]
+            if "c" in n.lives
+        )
+        life.crash(ValueError("from outside"))
+        await settle()
+        assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.CRASHED), ("up", 2)]
+        assert p.actor("c").n == 1
+
+
+async def test_a_path_without_an_actor_is_undelivered_and_a_dead_letter(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Relay("nobody", 1))
+        await settle()
+        assert undelivered(p) == [("Add", Cause.NOBODY)]
+        letters = p.system.node.letters
+        assert letters.counts[Cause.NOBODY, "Add", "nobody"] == 1
+        assert letters.ring[-1].request == "r1"
+
+
+async def test_what_a_target_does_not_accept_is_unreadable(place: str) -> None:
+    async with cast(place, "Caller") as p:
+        p.tell("a", Relay("c", 1))
+        await settle()
+        assert undelivered(p) == [("Add", Cause.UNREADABLE)]
+        assert p.state("c") == "running"
+
+
+async def test_messages_to_a_stopped_actor_are_undelivered(place: str) -> None:
+    async with cast(place, restart=Restart.TEMPORARY) as p:
+        await p.crash("c", 0.1)
+        p.tell("a", Relay("c", 1))
+        await settle()
+        assert undelivered(p) == [("Add", Cause.NOBODY)]
+
+
+async def test_watching_tells_of_each_life_exactly_once(place: str) -> None:
+    async with cast(place) as p:
+        p.tell("a", Watch("c"))
+        p.tell("a", Watch("c"))
+        await settle()
+        await p.crash("c", 1)
+        await p.crash("c", 5)
+        crashed = Cause.CRASHED
+        assert p.actor("a").seen == [
+            ("up", 1),
+            ("down", 1, crashed),
+            ("up", 2),
+            ("down", 2, crashed),
+            ("up", 3),
+        ]
+
+
+async def test_watching_the_dead_tells_of_the_death_at_once(place: str) -> None:
+    async with cast(place, restart=Restart.TEMPORARY) as p:
+        await p.crash("c", 1)
+        p.tell("a", Watch("c"))
+        await settle()
+        assert p.actor("a").seen == [("down", 1, Cause.CRASHED)]
+
+
+async def test_watching_a_lost_node_tells_how_it_died(place: str) -> None:
+    if place == TOGETHER:
+        pytest.skip("the root's node can't be lost and looked at")
+    async with cast(place) as p:
+        p.tell("a", Watch("c"))
+        await settle()
+        p.fabric.kill("n")
+        await settle(2)
+        assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.EXITED), ("up", 2)]
+
+
+async def test_a_full_mailbox_that_makes_wait_holds_up_the_sender_not_the_message() -> None:
+    async with cast(TOGETHER, "WaitingCounter") as p:
+        p.tell("c", Sleep(1))
+        await settle()
+        p.tell("a", Relay("c", 1, times=4))
+        p.tell("a", Watch("c"))
+        await settle()
+        assert p.actor("a").seen == [], "the sender waits"
+        await settle(2)
+        assert p.actor("c").n == 4
+        assert p.actor("a").seen == [("up", 1)]
+        assert undelivered(p) == []
+
+
+async def test_a_mailbox_that_must_not_overflow_crashes_its_owner() -> None:
+    async with cast(TOGETHER, "BrittleCounter") as p:
+        p.tell("c", Sleep(1))
+        await settle()
+        p.tell("a", Relay("c", 1, times=3))
+        await settle()
+        assert p.incarnation("c") == 2
+        assert "mailbox full" in p.system.leaves["c"].last_exit.detail
+
+
+async def test_drain_goes_from_the_last_to_the_first_and_waits_for_those_who_finish() -> None:
+    root = tree(child("a"), child("b", "SlowDrainer"), child("c"))
+    async with play(root) as p:
+        began_s = asyncio.get_running_loop().time()
+        await p.system.drain(30)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(2.0)
+        assert [p.state(x) for x in "abc"] == ["draining"] * 3
+
+
+async def test_drain_ends_when_its_grace_is_over() -> None:
+    async with play(tree(child("b", "SlowDrainer"))) as p:
+        began_s = asyncio.get_running_loop().time()
+        await p.system.drain(0.5)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(0.5)
+
+
+async def test_a_reply_to_an_asker_that_died_is_dropped_and_counted() -> None:
+    async with cast(TOGETHER) as p:
+        p.tell("c", Sleep(1))
+        p.tell("a", Ask("c", "sum", 30))
+        await settle()
+        p.system.node.lives["a"].crash(ValueError("gone"))
+        await settle(2)
+        assert p.system.node.letters.counts[Cause.EXPIRED, "Total", "a"] == 1
+        assert p.actor("a").outcomes == []
+
+
+async def test_rows_tell_what_an_actor_is_doing_and_for_how_long() -> None:
+    async with cast(APART) as p:
+        p.tell("c", Sleep(5))
+        for _ in range(3):
+            p.tell("c", Add(1))
+        await settle(2)
+        (row,) = [r for r in p.system.actors() if r.path == "c"]
+        assert (row.busy_with, row.mailbox_depth, row.node, row.incarnation) == ("Sleep", 3, "n", 1)
+        assert row.busy_s == pytest.approx(2, abs=0.5)
+        assert row.pid == p.fabric.nodes["n"].pid
