@@ -153,7 +153,7 @@ class ZmqTransport:
     # Links.
 
     def connect(self, node: str, incarnation: int, endpoint: str) -> None:
-        """Starts the link to `node`; one to another incarnation of it is fenced first.
+        """Starts the link to `node`; one to another incarnation of it is ended (see `disconnect`).
 
         Raises ValueError for an endpoint that is not ipc, and PermissionError for one that others
         than this user could have bound.
@@ -168,11 +168,7 @@ class ZmqTransport:
             link = peer.link
             if link.peer_incarnation == incarnation and link.reason is None and peer.path == path:
                 return
-            was_up = link.is_up
-            reason = Reason(cause=Cause.UNREACHABLE, detail=f"fenced by incarnation {incarnation}")
-            self._end(node, reason)
-            if was_up:
-                self._inbound.link_down(node, reason)
+            self._end(node, Reason(cause=Cause.UNREACHABLE, detail="fenced by a later life"))
         self._begin(node, incarnation, path)
 
     def _begin(self, node: str, incarnation: int, path: Path) -> Peer:
