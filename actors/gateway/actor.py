@@ -263,9 +263,10 @@ class Gateway(Actor):
         record = self.ledger.encoded(message, self.context.now_s())
         if record is None or not record.is_check:
             return
-        open_call = self.calls.get(record.call_id)
-        if open_call is None or record.stage is Stage.CANCELLED:
+        if record.stage is Stage.CANCELLED:
+            self._settle()
             return
+        open_call = self.calls[record.call_id]
         del open_call.requests[record.request]
         open_call.checked[record.choice] = Checked(
             token_count=message.prompt_tokens, ids=message.prompt_ids, text=message.prompt_text
@@ -316,6 +317,7 @@ class Gateway(Actor):
     def on_resume(self, message: Resume) -> None:
         if self.down:
             return
+        self.context.cancel_timer("resume")
         for record in self.ledger.parked():
             self._send(record)
 
@@ -457,7 +459,8 @@ class Gateway(Actor):
         self._drop(result)
         if result.parked:
             self.context.count("histrio_interruptions_total", len(result.parked))
-            self.context.start_timer("resume", Resume(), after_s=RESUME_S)
+            if not self.down:
+                self.context.start_timer("resume", Resume(), after_s=RESUME_S)
 
     def _interrupt_one(self, record: Record) -> None:
         self._interrupt(lambda other: other is record)
