@@ -35,9 +35,7 @@ def settle(config: Config, show: Show) -> Settled:
 
     Raises: source.SourceError, the user's fault: no such model, or it is incomplete.
     """
-    found = source.locate(
-        config.model.path, show, weights=config.model.load_format != "dummy"
-    )
+    found = source.locate(config.model.path, show, weights=config.model.load_format != "dummy")
     return resolve(
         config,
         Machine(
@@ -100,6 +98,9 @@ def build(config: Config, *, terminal: TextIO | None = None) -> Iterator[System]
         log=logs.log_for(),
         log_dir=Path(config.log.dir),
         log_level=config.log.level,
+        log_terminal=terminal is not None,
+        log_file_bytes_max=config.log.file_bytes_max,
+        log_files_max=config.log.files_max,
         check=runtime.check,
     )
     try:

@@ -165,6 +165,9 @@ class NodeBoot(Part, frozen=True):
     check: bool = False
     log_dir: str = ""
     log_level: str = "info"
+    log_terminal: bool = True  # what a child says is passed on to the root's terminal
+    log_file_bytes_max: int = 16 << 20
+    log_files_max: int = 4
 
 
 class Known(Part, frozen=True):

@@ -73,8 +73,8 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         directory=Path(node_boot.log_dir) if node_boot.log_dir else None,
         level=node_boot.log_level,
         colors=boot.log_colors,
-        file_bytes_max=boot.log_file_bytes_max,
-        files_max=boot.log_files_max,
+        file_bytes_max=node_boot.log_file_bytes_max,
+        files_max=node_boot.log_files_max,
     )
     logs.adopt_stdlib()
     transport = ZmqTransport(

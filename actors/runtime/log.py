@@ -146,7 +146,7 @@ class Logs:
             "timestamp": now.isoformat(timespec="microseconds").replace("+00:00", "Z"),
             "level": level,
             "event": str(event.pop("event", "")),
-            "node": self.node,
+            "node": event.get("node", self.node),
             "actor": event.pop("actor", ""),
             "request": event.pop("request", None) or "",
         }

@@ -43,8 +43,6 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: tuple[str, ...]
     entry: str  # "module:function", an async function of (ChildBoot, ready) that gives an exit code
     log_colors: bool = False
-    log_file_bytes_max: int = 16 << 20
-    log_files_max: int = 4
 
 
 class ChildProcess:
@@ -186,13 +184,12 @@ async def spawn_node(
     environment: Mapping[str, str] | None = None,
     start_timeout_s: float = 60.0,
     forward: Callable[[bytes], None] | None = None,
-    log_file_bytes_max: int = 16 << 20,
-    log_files_max: int = 4,
 ) -> ChildProcess:
     """Starts a child and waits until its transport listens.
 
     `environment` is added to this process' own (numbers of threads are read by libraries as they
-    load). `forward` gets the child's output as it comes; by default it goes to this stderr.
+    load). `forward` gets the child's output as it comes; by default it goes to this stderr, or
+    nowhere where the boot data says so.
     Raises LaunchFailed when it dies before, or is not there in `start_timeout_s` (it is killed).
     """
     child_boot = ChildBoot(
@@ -201,11 +198,10 @@ async def spawn_node(
         parent_pid=os.getpid(),
         sys_path=import_path(),
         entry=entry,
-        log_colors=os.isatty(2),
-        log_file_bytes_max=log_file_bytes_max,
-        log_files_max=log_files_max,
+        log_colors=boot.log_terminal and os.isatty(2),
     )
-    child = spawn_child(child_boot, environment or {}, forward or write_to_stderr)
+    forward = forward or (write_to_stderr if boot.log_terminal else drop)
+    child = spawn_child(child_boot, environment or {}, forward)
     try:
         async with asyncio.timeout(start_timeout_s):
             endpoint = await asyncio.shield(child.ready)
@@ -269,6 +265,10 @@ def write_to_stderr(data: bytes) -> None:
     """Passes a child's output on, where this process has a stderr of its own."""
     with contextlib.suppress(OSError):
         os.write(2, data)
+
+
+def drop(data: bytes) -> None:
+    """Shows nothing; the last lines are kept all the same."""
 
 
 def _fileno(popen: subprocess.Popen[bytes]) -> int:

@@ -68,6 +68,9 @@ class System:
         log: Any = None,
         log_dir: Path | None = None,
         log_level: str = "info",
+        log_terminal: bool = True,
+        log_file_bytes_max: int = 16 << 20,
+        log_files_max: int = 4,
         check: bool = False,
         fabric: Fabric | None = None,
     ) -> None:
@@ -89,6 +92,9 @@ class System:
             check=check,
             log_dir=str(log_dir or ""),
             log_level=log_level,
+            log_terminal=log_terminal,
+            log_file_bytes_max=log_file_bytes_max,
+            log_files_max=log_files_max,
         )
         transport = self.fabric.transport(MAIN, 1) if nodes else None
         self.node = Node(boot, transport=transport, log=self.log, office=self)
