@@ -2,8 +2,8 @@
 
 It does not know actors or time. Each slot of its KV holds (token, position, namespace) instead of
 keys and values, and the next token is a hash of what is really found through the page table. A
-wrong page, an early eviction, a stale slot or a reused page changes the output, which `continuation`
-gives as a plain function of the prompt.
+wrong page, an early eviction, a stale slot or a reused page changes the output, which
+`continuation` gives as a plain function of the prompt.
 
 It also asserts what the step protocol promises: counts past the known tokens, pages that are
 missing, and writes to a page that another sequence reads, are errors of the scheduler.
@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable
 
 from messages.types import Logprob, pack, unpack
-from messages.worker import Facts, Row, Step, StepDone
+from messages.worker import Facts, Row, Step, StepDone, StepFailed
 
 Cell = tuple[int, int, str]  # token, position, namespace
 
@@ -120,9 +120,20 @@ class ShadowWorker:
             elapsed_us=1,
         )
 
+    def fail(self, step: Step, slots: Iterable[int]) -> StepFailed:
+        """The step's changes are applied, but nothing is computed; `slots` are at fault."""
+        if step.epoch != self.epoch:
+            self.epoch = step.epoch
+            self.tenants.clear()
+            self.step = 0
+        self.step += 1
+        self._apply(step)
+        return StepFailed(step.epoch, step.step, pack(slots), "out of memory")
+
     def _apply(self, step: Step) -> None:
         for slot in unpack(step.closed):
-            del self.tenants[slot]
+            # Closed twice only when a step that closed it did not run.
+            self.tenants.pop(slot, None)
         for row in step.opened:
             assert row.slot not in self.tenants, f"slot {row.slot} has a tenant"
             assert 0 < row.prompt_len <= len(row.tokens) // 4
@@ -157,8 +168,3 @@ class ShadowWorker:
             assert cell is not None, f"{tenant.request} reads what nobody wrote"
             cells.append(cell)
         return cells
-
-
-def tokens_of(ids: Iterable[int]) -> bytes:
-    """Ids as they travel."""
-    return pack(ids)
