@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -23,7 +24,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-STEPS_MAX = 1_000_000
+STEPS_MAX = 1_000_000  # about a second
+CALL_STEPS = 4  # what a call costs, against an iteration
 WIDE = re.compile(r"%[^a-zA-Z%]*(\d{4,}|\*)")
 INTEGER_BITS_MAX = 4096
 # Methods that make a text as long as a number says.
@@ -95,17 +97,25 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 return False
         return super().is_safe_attribute(obj, attr, value)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        # A field with a format, which may be wide, is left to `is_safe_attribute`.
+        text = getattr(value, "__self__", None)
+        if isinstance(text, str) and ":" in text:
+            return None
+        return super().wrap_str_format(value)
+
     def call(self, context: Context, obj: Any, /, *args: Any, **keywords: Any) -> Any:
         work = WORK.get()
-        work.step()
+        work.step(CALL_STEPS)
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str):
             work.build(len(owner))
             name = getattr(obj, "__name__", "")
+            # Replaced, and not called here: jinja adds arguments of its own to every call.
             if name == "replace":
-                return replace(owner, *args, **keywords)
-            if name == "join" and args:
-                return join(args[0], owner)
+                obj = partial(replace, owner)
+            elif name == "join":
+                obj = partial(join, between=owner)
         return super().call(context, obj, *args, **keywords)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
