@@ -9,9 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+
+import msgspec
 
 from actors.runtime.child import Ready
 from actors.runtime.process import ChildBoot
+from actors.runtime.transport.base import Transport
+from messages.base import Header, Message
+from messages.system import Reason, Stop
 
 
 def say(line: str) -> None:
@@ -96,4 +102,48 @@ async def telling_what_it_has(boot: ChildBoot, ready: Ready) -> int:
     say(f"threads {os.environ.get('OMP_NUM_THREADS')}")
     say(f"seed {boot.node.seed}")
     ready.tell("test://")
+    return 0
+
+
+class Chatty:
+    """A node that repeats what it gets."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.gone = asyncio.Event()
+        self._transport = transport
+
+    def arrive(self, node: str, header: Header, body: Message | bytes | memoryview) -> None:
+        assert not isinstance(body, Message)
+        message = msgspec.msgpack.decode(body, type=Stop)
+        if message.grace_s < 0:
+            while True:  # the loop spins; the threads of ZMQ go on
+                pass
+        self._transport.send(node, header, message)
+
+    def link_up(self, node: str, incarnation: int) -> None: ...
+
+    def link_down(self, node: str, reason: Reason) -> None:
+        self.gone.set()
+
+
+async def chatty(boot: ChildBoot, ready: Ready) -> int:
+    """Linked to its parent; ends when that link does."""
+    from actors.runtime.transport.zmq import ZmqTransport  # not in the other children
+
+    node = boot.node
+    transport = ZmqTransport(
+        node.name,
+        node.incarnation,
+        run=node.run,
+        run_dir=Path(node.run_dir),
+        token=boot.token,
+        heartbeat_s=node.heartbeat_s,
+        hang_s=node.hang_s,
+    )
+    end = Chatty(transport)
+    await transport.start(end)
+    transport.connect(node.root, node.root_incarnation, node.root_endpoint)
+    ready.tell(transport.endpoint)
+    await end.gone.wait()
+    await transport.close()
     return 0
