@@ -72,6 +72,7 @@ class Life:
         self.decoder = Decoder(actor.accepts)
         self.answers = frozenset(union_members(actor.answers))
         self.answer_decoder = Decoder(actor.answers) if actor.answers is not None else None
+        self.time = node.time
         self.handlers: dict[type, Callable[[Any], Any]] = {
             member: getattr(actor, row.method) for member, row in actor.handlers.items()
         }
@@ -106,7 +107,7 @@ class Life:
 
     def put(self, envelope: Envelope, sender: Life | None) -> None:
         """Takes a user message; what full means is this actor's choice."""
-        put = self.mailbox.put(envelope, self.node.time())
+        put = self.mailbox.put(envelope, self.time())
         if put is not Put.TAKEN:
             self._put_not_taken(put, envelope, sender)
         if not self.is_awake:
@@ -183,13 +184,15 @@ class Life:
         mailbox = self.mailbox
         node = self.node
         context = self.actor.context
+        time = self.time
+        handlers = self.handlers
         for _ in range(node.turn_max):
             if self.is_dead:
                 return
             if self.blocked_count and not mailbox.urgent_count:
                 self.is_awake = False
                 return
-            now_s = node.time()
+            now_s = time()
             taken = mailbox.take(now_s)
             if mailbox.expired:
                 self._report_expired()
@@ -210,7 +213,7 @@ class Life:
             context.sender = envelope.sender
             body = envelope.body
             try:
-                waits = self.handlers[type(body)](body)
+                waits = handlers[type(body)](body)
             except Exception as error:
                 self.crash(error)
                 return

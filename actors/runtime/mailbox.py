@@ -73,6 +73,9 @@ class Mailbox:
 
     __slots__ = (
         "_by_key",
+        "_bytes_max",
+        "_coalesces",
+        "_count_max",
         "_lanes",
         "_user",
         "bounded_bytes",
@@ -91,6 +94,9 @@ class Mailbox:
     def __init__(self, spec: MailboxSpec) -> None:
         assert (spec.coalesce_key is not None) == (spec.full is Full.COALESCE), spec
         self.spec = spec
+        self._count_max = spec.count_max
+        self._bytes_max = spec.bytes_max
+        self._coalesces = spec.full is Full.COALESCE
         self._lanes: tuple[deque[Envelope], ...] = (deque(), deque(), deque())
         self._user: deque[Envelope] = deque()
         self._by_key: dict[Hashable, Envelope] = {}
@@ -114,18 +120,22 @@ class Mailbox:
         if envelope.own:
             self._user.append(envelope)
             return Put.TAKEN
-        if envelope.size_bytes == 0:
-            envelope.size_bytes = size_of(envelope.body)
-        spec = self.spec
-        if spec.full is Full.COALESCE and self._put_coalesces(envelope):
+        size_bytes = envelope.size_bytes
+        if size_bytes == 0:
+            body = envelope.body
+            size_bytes = _fixed_sizes.get(type(body)) or size_of(body)
+            envelope.size_bytes = size_bytes
+        if self._coalesces and self._put_coalesces(envelope):
             return Put.TAKEN
-        if (
-            self.bounded_count >= spec.count_max
-            or self.bounded_bytes + envelope.size_bytes > spec.bytes_max
-            or self.parked
-        ):
+        total_bytes = self.bounded_bytes + size_bytes
+        if self.bounded_count >= self._count_max or total_bytes > self._bytes_max or self.parked:
             return self._put_when_full(envelope)
-        self._append(envelope)
+        if self._coalesces:
+            self._append(envelope)
+            return Put.TAKEN
+        self._user.append(envelope)  # as `_append`, in line: this is the hot path
+        self.bounded_count += 1
+        self.bounded_bytes = total_bytes
         return Put.TAKEN
 
     def put_urgent(self, lane: Lane, envelope: Envelope, now_s: float) -> Put:
@@ -205,10 +215,14 @@ class Mailbox:
     def _forget(self, envelope: Envelope) -> None:
         self.bounded_count -= 1
         self.bounded_bytes -= envelope.size_bytes
-        if self.spec.coalesce_key is not None:
-            key = self.spec.coalesce_key(envelope.body)
-            if self._by_key.get(key) is envelope:
-                del self._by_key[key]
+        if self._coalesces:
+            self._forget_key(envelope)
+
+    def _forget_key(self, envelope: Envelope) -> None:
+        assert self.spec.coalesce_key is not None
+        key = self.spec.coalesce_key(envelope.body)
+        if self._by_key.get(key) is envelope:
+            del self._by_key[key]
 
     def take(self, now_s: float) -> tuple[Lane, Envelope] | None:
         """Takes the next message; None when empty. Expired ones go to `expired` on the way."""
@@ -223,7 +237,10 @@ class Mailbox:
         while user:
             envelope = user.popleft()
             if not envelope.own:
-                self._forget(envelope)
+                self.bounded_count -= 1
+                self.bounded_bytes -= envelope.size_bytes
+                if self._coalesces:
+                    self._forget_key(envelope)
             if envelope.deadline_s is not None and envelope.deadline_s <= now_s:
                 self.expired_count += 1
                 self.expired.append(envelope)
@@ -303,6 +320,7 @@ class Mailbox:
 
 _WORD_BYTES = 16  # of a field that has no length of its own
 _sizers: dict[type, Callable[[Any], int]] = {}
+_fixed_sizes: dict[type, int] = {}  # of the classes whose every field is a word
 
 
 def size_of(value: Any) -> int:
@@ -326,6 +344,7 @@ def _sizer_of(kind: type) -> Callable[[Any], int]:
     fixed_bytes = _WORD_BYTES * (1 + len(fields))
     open_fields = tuple(f.name for f in fields if not _is_word(f.type))
     if not open_fields:
+        _fixed_sizes[kind] = fixed_bytes
         return lambda value: fixed_bytes
 
     def sizer(value: Any) -> int:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from actors.runtime.actor import Actor
+from actors.runtime.clock import clock_of
 from actors.runtime.codec import (
     Body,
     Unreadable,
@@ -99,7 +100,7 @@ class Node:
         self.seed = boot.seed
         self.pid = os.getpid()
         self.loop = asyncio.get_running_loop()
-        self.time: Callable[[], float] = self.loop.time
+        self.time: Callable[[], float] = clock_of(self.loop)
         self.runs_inline: bool = getattr(self.loop, "is_simulated", False)
         self.encode_always = boot.encode_always
         self.checks = boot.check

@@ -73,12 +73,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fails: bool = False
 
 
+DEFAULTS = Settings()
+NOBODY = Text("")
+
+
 class Counter(Actor):
     """Adds up, answers, crashes when told."""
 
     accepts = Add | Text | Crash | Sum | Sleep | Silent
 
-    def __init__(self, settings: Settings = Settings()) -> None:
+    def __init__(self, settings: Settings = DEFAULTS) -> None:
         self.settings = settings
         self.n = settings.start
         self.texts: list[str] = []
@@ -188,7 +192,7 @@ class Waiter(Actor):
     accepts = Add
     mailbox = MailboxSpec(count_max=2, full=Full.WAIT)
 
-    def __init__(self, settings: Settings = Settings(), peer: Text = Text("")) -> None:
+    def __init__(self, settings: Settings = DEFAULTS, peer: Text = NOBODY) -> None:
         self.peer_path = peer.text
 
     async def on_start(self) -> bytes:
