@@ -154,13 +154,15 @@ def fetch_hub(repo: str, file: str | None, show: Show, *, offline: bool, weights
             )
         )
     try:
+        if not folder.is_dir():  # nothing that we would need matched
+            raise SourceError("config.json is missing")
         return check_folder(folder, weights=weights)._replace(name=repo)
     except SourceError as error:
         ggufs = [] if offline else hub_ggufs(repo)
         if ggufs:
             listed = ", ".join(f"{repo}/{name}" for name in ggufs)
             raise SourceError(f"{repo} has .gguf files, name one of them: {listed}") from None
-        raise SourceError(f"{repo} on the hub: {error}") from None
+        raise SourceError(f"{repo} on the hub is incomplete: {error}") from None
 
 
 def hub_ggufs(repo: str) -> list[str]:
