@@ -75,7 +75,7 @@ class LiveContext(Context):
         if address is None:
             return Rejected(Cause.NOBODY)
         assert address != self.address, "an actor that asks itself would wait for ever"
-        number, answer = self._node.open_question(self._life, address)
+        number, answer = self._node.questions.open(self._life, address)
         try:
             deadline_s = self.now_s() + timeout_s
             self._life.send(ref.target, message, deadline_s, None, number)
@@ -84,7 +84,7 @@ class LiveContext(Context):
         except TimeoutError:
             return TimedOut(timeout_s)
         finally:
-            self._node.close_question(number)
+            self._node.questions.close(number)
 
     def watch(self, path: str) -> None:
         self._node.watch(self._life, path)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -28,13 +28,15 @@ from actors.runtime.codec import (
     notice_decoder,
     root_decoder,
 )
-from actors.runtime.context import Died, Outcome, Rejected, Reply
+from actors.runtime.context import Rejected, Reply
 from actors.runtime.directory import Change, Entry, Notes
+from actors.runtime.flush import METRICS_PATH, Flusher
 from actors.runtime.host import Host
 from actors.runtime.letters import DeadLetters, Letter
 from actors.runtime.life import Life
 from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
+from actors.runtime.questions import Questions
 from actors.runtime.tally import Tally
 from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
@@ -59,8 +61,6 @@ from messages.system import (
 )
 
 TURN_MAX = 64  # messages one actor handles before others get the loop
-FLUSH_S = 1.0  # from the first change of a metric to its flush
-METRICS_PATH = "metrics"
 
 
 class Office(Protocol):
@@ -73,14 +73,6 @@ class Office(Protocol):
     def link_lost(self, node: str, incarnation: int, reason: Reason) -> None: ...
 
     def tick(self, lag_s: float) -> None: ...
-
-
-class Question(NamedTuple):
-    """An ask that waits for its outcome."""
-
-    asker: Life
-    target: Address
-    answer: asyncio.Future[Outcome]
 
 
 class Node:
@@ -113,9 +105,9 @@ class Node:
         self.notes = Notes(self.entries)
         self.lives: dict[str, Life] = {}
         self.letters = DeadLetters()
-        self.tally = Tally(self._tally_dirty)
-        self.questions: dict[int, Question] = {}
-        self.question_count = 0
+        self.flusher = Flusher(self)
+        self.tally = Tally(self.flusher.soon)
+        self.questions = Questions(self.loop)
         self.remote_rows: dict[str, ActorRow] = {}  # at the root: from beats
         self.ended: asyncio.Future[Reason] = self.loop.create_future()
         self.loop_lag_s = 0.0
@@ -123,7 +115,6 @@ class Node:
         self._reports: list[Any] = []  # to our own office
         self._said_rows: dict[str, ActorRow] = {}
         self._pulse: asyncio.TimerHandle | None = None
-        self._flush_alarm: asyncio.TimerHandle | None = None
         self._is_halted = False
 
     # Its own life
@@ -150,9 +141,9 @@ class Node:
         for life in list(self.lives.values()):
             life.end(reason)
         self.host.close()
-        for alarm in (self._pulse, self._flush_alarm):
-            if alarm is not None:
-                alarm.cancel()
+        self.flusher.close()
+        if self._pulse is not None:
+            self._pulse.cancel()
         if not self.ended.done():
             self.ended.set_result(reason)
 
@@ -251,8 +242,8 @@ class Node:
             self._deliver(life, envelope, body, None)
 
     def _arrive_answer(self, header: Header, body: Body) -> None:
-        question = self.questions.get(header.question or 0)
-        if question is None or question.asker.address != header.target:
+        question = self.questions.find(header.question, header.target)
+        if question is None:
             envelope = Envelope(body, header.sender)
             self.dropped(envelope, header.target, Cause.EXPIRED)
             return
@@ -260,11 +251,11 @@ class Node:
         if header.lane is Lane.SUPERVISION:
             notice = self._read(notice_decoder, body)
             cause = notice.cause if isinstance(notice, Undelivered) else Cause.UNREADABLE
-            self.resolve(header.question, Rejected(cause))
+            self.questions.resolve(header.question, Rejected(cause))
             return
         decoder = question.asker.answer_decoder
         message = self._read(decoder, body) if decoder is not None else None
-        self._resolve_reply(header.question, message)
+        self._resolve_reply(header.question, question.asker, message)
 
     def _arrive_control(self, node: str, header: Header, body: Body) -> None:
         if self.office is not None:
@@ -324,11 +315,11 @@ class Node:
             if change is Change.DOWN:
                 assert reason is not None
                 message = Down(address, reason)
-                self._questions_died(address, reason)
+                self.questions.target_died(address, reason)
             for life in list(entry.watchers):
                 life.put_urgent(Lane.SUPERVISION, message)
             if change is Change.UP and known.path == METRICS_PATH and self.tally.is_dirty:
-                self._tally_dirty()
+                self.flusher.soon()
         if known.state in (State.STOPPED, State.FAILED):
             self.host.forget(known.path)
 
@@ -368,20 +359,6 @@ class Node:
 
     # Asks
 
-    def open_question(self, asker: Life, target: Address) -> tuple[int, asyncio.Future[Outcome]]:
-        self.question_count += 1
-        answer: asyncio.Future[Outcome] = self.loop.create_future()
-        self.questions[self.question_count] = Question(asker, target, answer)
-        return self.question_count, answer
-
-    def close_question(self, number: int) -> None:
-        self.questions.pop(number, None)
-
-    def resolve(self, number: int, outcome: Outcome) -> None:
-        question = self.questions.pop(number, None)
-        if question is not None and not question.answer.done():
-            question.answer.set_result(outcome)
-
     def answer(self, life: Life, asked: Envelope, message: Message) -> None:
         """Sends the reply to an ask."""
         asker, number = asked.sender, asked.question
@@ -394,19 +371,12 @@ class Node:
         header = Header(asker, life.address, question=number, is_answer=True)
         self._arrive_answer(header, encode(message) if self.encode_always else message)
 
-    def _resolve_reply(self, number: int, message: Any) -> None:
-        question = self.questions[number]
-        answers = question.asker.answers
-        if message is None or type(message) not in answers:
-            self.log.warning("answer not in `answers`", asker=str(question.asker.address))
-            self.resolve(number, Rejected(Cause.UNREADABLE))
+    def _resolve_reply(self, number: int, asker: Life, message: Any) -> None:
+        if message is None or type(message) not in asker.answers:
+            self.log.warning("answer not in `answers`", asker=str(asker.address))
+            self.questions.resolve(number, Rejected(Cause.UNREADABLE))
         else:
-            self.resolve(number, Reply(message))
-
-    def _questions_died(self, address: Address, reason: Reason) -> None:
-        for number, question in list(self.questions.items()):
-            if question.target == address:
-                self.resolve(number, Died(reason))
+            self.questions.resolve(number, Reply(message))
 
     # What did not arrive
 
@@ -420,7 +390,7 @@ class Node:
         notice = Undelivered(target, kind, cause, envelope.request)
         if sender.node == self.name:
             if number is not None:
-                self.resolve(number, Rejected(cause))
+                self.questions.resolve(number, Rejected(cause))
                 return
             life = self.lives.get(sender.path)
             if life is not None and life.address == sender and life.wants_undelivered:
@@ -436,7 +406,7 @@ class Node:
         kind = kind_of(envelope.body)
         path = target.path
         letter = Letter(self.time(), cause, kind, path, envelope.sender, envelope.request)
-        self.tally.count("dead_letters", 1, (("cause", str(cause)), ("kind", kind)))
+        self.tally.count("histrio_dead_letters_total", 1, (("cause", str(cause)), ("kind", kind)))
         count = self.letters.add(letter)
         if count:
             about = {"request": envelope.request} if envelope.request else {}
@@ -463,9 +433,7 @@ class Node:
         self.report(Drained(life.address))
 
     def life_ended(self, life: Life, reason: Reason, in_hand: Envelope | None) -> None:
-        for number, question in list(self.questions.items()):
-            if question.asker is life:
-                self.close_question(number)
+        self.questions.asker_died(life)
         self.host.life_ended(life, reason, in_hand)
         self.report(Exited(life.address, reason))
 
@@ -503,22 +471,6 @@ class Node:
         changed = tuple(row for path, row in rows.items() if self._said_rows.get(path) != row)
         self._said_rows = rows
         return changed
-
-    # Metrics
-
-    def _tally_dirty(self) -> None:
-        if self._flush_alarm is None and not self._is_halted:
-            due_s = self.time() + FLUSH_S
-            self._flush_alarm = self.loop.call_at(due_s, self._flush_tally, due_s)
-
-    def _flush_tally(self, due_s: float) -> None:
-        self._flush_alarm = None
-        entry = self.entry(METRICS_PATH)
-        if entry.address is None:  # kept until it is up
-            return
-        lag_s = max(0.0, self.time() - due_s)
-        self.tally.gauge("loop_lag_seconds", lag_s, (("node", self.name),))
-        self.route(None, entry, self.tally.take(self.name), None, None, None)
 
     # For the root and for tests
 

@@ -54,7 +54,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps_max = steps_max
         self.after_step = after_step
         self.step_count = 0
-        self.last_steps: deque[str] = deque(maxlen=LAST_STEPS)
+        self.last_steps: deque[tuple[float, events.Handle]] = deque(maxlen=LAST_STEPS)
         self._rng = random.Random(seed) if shuffles else None
         self._now_s = 0.0
         self._timers: list[tuple[float, int, events.TimerHandle]] = []
@@ -114,8 +114,11 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         self.step_count += 1
         if self.step_count > self.steps_max:
-            raise StepsExceeded(self._describe(f"more than {self.steps_max} steps"))
-        self.last_steps.append(f"{self._now_s:.6f} {handle!r}"[:300])
+            limit = self.steps_max
+            self.steps_max += limit  # so that what is cancelled now can still end,
+            self._ready.appendleft(handle)  # this one too
+            raise StepsExceeded(self._describe(f"more than {limit} steps"))
+        self.last_steps.append((self._now_s, handle))
         handle._run()
         if self.after_step is not None:
             self.after_step()
@@ -135,7 +138,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return ready.popleft()
 
     def _describe(self, what: str) -> str:
-        steps = "\n  ".join(self.last_steps)
+        steps = "\n  ".join(f"{at_s:.6f} {_name_of(h)}" for at_s, h in self.last_steps)
         return f"{what} (seed {self.seed}, {self._now_s:g} s); the last steps:\n  {steps}"
 
     # What would escape
@@ -181,3 +184,12 @@ class SimLoop(asyncio.BaseEventLoop):
 
     async def shutdown_default_executor(self, *_: Any, **__: Any) -> None:
         """There is none."""
+
+
+def _name_of(handle: events.Handle) -> str:
+    """The task whose step it was, or the callback."""
+    callback = getattr(handle, "_callback", None)
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return f"task {owner.get_name()}: {owner.get_coro()!r}"[:300]
+    return repr(callback or handle)[:300]

@@ -207,6 +207,8 @@ class System:
         is_in_place = self._life_nodes.get(leaf.path) == node_incarnation
         self._life_nodes[leaf.path] = node_incarnation
         leaf.is_alive = True
+        if leaf.restarts_count:
+            self.node.tally.count("histrio_restarts_total", 1, (("actor", leaf.path),))
         self._publish(leaf, State.STARTING)
         crashed = leaf.last_exit is not None and leaf.last_exit.cause is Cause.CRASHED
         self._order_start(leaf, keeps_mailbox=is_in_place and crashed)
@@ -340,7 +342,8 @@ class System:
                 detail=reason.detail,
                 last_lines=reason.last_lines,
             )
-        self.node.tally.count("actor_deaths", 1, (("cause", str(reason.cause)),))
+        labels = (("actor", leaf.path), ("cause", str(reason.cause)))
+        self.node.tally.count("histrio_deaths_total", 1, labels)
         starting = self._starting.get(leaf.path)
         if starting is not None and not starting.done():
             self._publish(leaf, State.FAILED)
