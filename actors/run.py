@@ -23,7 +23,7 @@ from actors.resolve import Machine, Settled, resolve
 from actors.runtime.log import Logs, make_run_log_dir
 from actors.runtime.system import MAIN, StartFailed, System
 from messages.config import Config
-from messages.system import Reason, State
+from messages.system import Cause, Reason, State
 
 Show = Callable[[str], None]
 SHOW_EVERY_S = 0.1
@@ -208,11 +208,16 @@ def signals() -> Iterator[asyncio.Future[int]]:
 
 
 def explained(reason: Reason) -> str:
-    """A death as a person reads it; the last lines that the dead one wrote come first."""
+    """A death as a person reads it, the cause last.
+
+    Of a process that ended, its last lines are all that is known. The traceback of an actor is for
+    whoever mends it: the log has it.
+    """
     text = reason.detail or reason.cause.value
     if reason.signal is not None:
         text += f" (signal {reason.signal})"
     elif reason.exit_code is not None:
         text += f" (exit code {reason.exit_code})"
-    lines = [f"  {line}" for line in reason.last_lines]
-    return "\n".join([text, *lines])
+    if reason.cause is Cause.CRASHED:
+        return text
+    return "\n".join([*(f"  {line}" for line in reason.last_lines), text])

@@ -79,7 +79,7 @@ class Server:
     def rows(self) -> dict[str, dict[str, Any]]:
         """`GET /actors`, by path."""
         found = httpx.get(self.url + "/actors", timeout=5.0).json()
-        return {row["path"]: row for row in found["actors"]}
+        return {row["path"]: row for row in found}
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels, 0 where it has not been counted yet."""

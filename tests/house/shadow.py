@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from messages.types import Logprob, pack, unpack
 from messages.worker import Facts, Row, Step, StepDone, StepFailed
@@ -83,8 +83,9 @@ class ShadowWorker:
         self.row_counts: list[int] = []  # of each step
         self.token_counts: list[int] = []
 
-    def execute(self, step: Step) -> StepDone:
-        """One forward. Asserts that the step is one that a scheduler may send."""
+    def execute(self, step: Step, spoiled: Collection[int] = ()) -> StepDone:
+        """One forward. Asserts that the step is one that a scheduler may send. Rows of the slots
+        `spoiled` come to nothing, as for logits that are not numbers."""
         if step.epoch != self.epoch:
             self.epoch = step.epoch
             self.tenants.clear()
@@ -100,8 +101,11 @@ class ShadowWorker:
             self._write(self.tenants[slot], count)
         done_slots, tokens = array("i"), array("i")
         logprobs: list[Logprob | None] = []
+        failed = [slot for slot in slots if slot in spoiled]
         for slot in slots:
             tenant = self.tenants[slot]
+            if slot in spoiled:
+                continue
             if tenant.computed_len == len(tenant.tokens):
                 token = next_token(self._read(tenant), tenant.seed, self.facts.vocab_size)
                 tenant.tokens.append(token)
@@ -118,6 +122,8 @@ class ShadowWorker:
             tokens=tokens.tobytes(),
             logprobs=tuple(logprobs) if any(logprobs) else (),
             elapsed_us=1,
+            failed=pack(failed),
+            detail="not a number" if failed else "",
         )
 
     def fail(self, step: Step, slots: Iterable[int]) -> StepFailed:
