@@ -49,6 +49,7 @@ from messages.system import (
     Entries,
     Exited,
     Halt,
+    Known,
     LinkLost,
     NodeBoot,
     NodeDown,
@@ -60,6 +61,7 @@ from messages.system import (
     Up,
 )
 
+START_PATIENCE = 30.0  # a node that starts an actor may be silent for so many times `hang_s`
 TURN_MAX = 64  # messages one actor handles before others get the loop
 
 
@@ -105,6 +107,7 @@ class Node:
         self.notes = Notes(self.entries)
         self.lives: dict[str, Life] = {}
         self.letters = DeadLetters()
+        self.starting: dict[str, set[str]] = {}  # by node: what starts there just now
         self.flusher = Flusher(self)
         self.tally = Tally(self.flusher.soon)
         self.questions = Questions(self.loop)
@@ -307,9 +310,10 @@ class Node:
 
     # The directory
 
-    def learn(self, known: Any) -> None:
+    def learn(self, known: Known) -> None:
         """Takes one change of the directory and tells whoever watches."""
         entry = self.entry(known.path)
+        self._be_patient_while_starting(known)
         for change, address, reason in entry.update(known):
             message: Any = Up(address)
             if change is Change.DOWN:
@@ -322,6 +326,16 @@ class Node:
                 self.flusher.soon()
         if known.state in (State.STOPPED, State.FAILED):
             self.host.forget(known.path)
+
+    def _be_patient_while_starting(self, known: Known) -> None:
+        starting = self.starting.setdefault(known.node, set())
+        was_starting = bool(starting)
+        if known.state is State.STARTING:
+            starting.add(known.path)
+        else:
+            starting.discard(known.path)
+        if bool(starting) != was_starting and known.node != self.name and self.transport:
+            self.transport.be_patient(known.node, START_PATIENCE if starting else 1.0)
 
     def watch(self, life: Life, path: str) -> None:
         entry = self.entry(path)

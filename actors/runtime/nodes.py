@@ -16,7 +16,7 @@ import msgspec
 
 from actors.runtime import spec
 from actors.runtime.launch import Launched, Launcher, LaunchFailed
-from actors.runtime.node import Node
+from actors.runtime.node import START_PATIENCE, Node
 from messages.system import Beat, Cause, Halt, NodeDown, NodeUp, Reason
 
 HELLO_S = 15.0  # from the launch to the link
@@ -193,8 +193,9 @@ class Nodes:
             return
         now_s = self.root.time()
         for name, outpost in self.outposts.items():
-            if outpost.is_ready and now_s - outpost.beat_s > hang_s:
-                detail = f"the loop of node {name} made no progress for {hang_s:g} s"
+            patience_s = hang_s * (START_PATIENCE if self.root.starting.get(name) else 1.0)
+            if outpost.is_ready and now_s - outpost.beat_s > patience_s:
+                detail = f"the loop of node {name} made no progress for {patience_s:g} s"
                 self.kill(name, Reason(Cause.HUNG, detail))
 
     def _exited(self, name: str, incarnation: int, reason: Reason) -> None:

@@ -17,6 +17,12 @@ class Pulse:
         self.late_count = 0  # ticks that came so late that nobody could be accused
         self._tick_s = now_s
         self._heard_s: dict[str, float] = {}
+        self._factors: dict[str, float] = {}  # of peers that may be silent for longer
+
+    def be_patient(self, peer: str, factor: float, now_s: float) -> None:
+        """From now on `peer` may be silent for `factor` times `hang_s`. 1 is the normal."""
+        self._factors[peer] = factor
+        self.hear(peer, now_s)
 
     def add(self, peer: str, now_s: float) -> None:
         self._heard_s[peer] = now_s
@@ -37,5 +43,7 @@ class Pulse:
             for peer, heard_s in self._heard_s.items():
                 self._heard_s[peer] = min(now_s, heard_s + late_s)
         return tuple(
-            peer for peer, heard_s in self._heard_s.items() if now_s - heard_s > self.hang_s
+            peer
+            for peer, heard_s in self._heard_s.items()
+            if now_s - heard_s > self.hang_s * self._factors.get(peer, 1.0)
         )

@@ -15,7 +15,7 @@ from actors.runtime.supervisor import StartFailed
 from actors.runtime.system import System
 from actors.runtime.transport.memory import Weather
 from messages.system import Cause, NodeBoot, Reason
-from tests.runtime.players import Add, Relay, Sleep, Watch
+from tests.runtime.players import Add, Relay, Settings, Sleep, Watch
 from tests.runtime.stage import Strategy, child, play, tree
 
 pytestmark = pytest.mark.sim(seeds=4)
@@ -153,3 +153,20 @@ async def test_only_the_root_gives_orders() -> None:
         node.arrive("m", to_actor, Add(1))
         await asyncio.sleep(0.1)
         assert (p.incarnation("c"), p.actor("c").n) == (1, 0)
+
+
+async def test_a_node_that_loads_may_be_silent_for_longer() -> None:
+    slow = {"settings": Settings(start_s=20.0)}
+    root = tree(child("c", node="n"), child("d", node="n", arguments=slow), child("a", "Caller"))
+    fabric = SimFabric()
+    system = System(root, nodes=(Node(name="n", kind=NodeKind.PROCESS),), fabric=fabric)
+    starting = asyncio.ensure_future(system.start())
+    await asyncio.sleep(1)
+    pulse = fabric.nodes["n"].node._pulse
+    assert pulse is not None
+    pulse.cancel()
+    await starting
+    assert fabric.launch_count == 1, "silent for 19 s, but it was loading"
+    await asyncio.sleep(3)
+    assert fabric.launch_count == 2, "silent for 2 s, and it was not"
+    await system.stop()

@@ -46,6 +46,10 @@ class Transport(Protocol):
     def disconnect(self, node: str) -> None:
         """Ends the link; nothing more arrives from that incarnation."""
 
+    def be_patient(self, node: str, factor: float) -> None:
+        """Until told otherwise the peer may be silent for `factor` times the usual: it loads, and
+        a library's import or a model's set-up can hold its interpreter for seconds."""
+
     def send(self, node: str, header: Header, body: Message) -> bool:
         """Queues one message. False: no link, or its window is full (nothing was queued)."""
 

@@ -184,6 +184,9 @@ class MemoryTransport:
     def disconnect(self, node: str) -> None:
         self._end(node, Reason(Cause.UNREACHABLE, "disconnected"))
 
+    def be_patient(self, node: str, factor: float) -> None:
+        """Memory has no heartbeats: silence is never taken for death here."""
+
     def send(self, node: str, header: Header, body: Message) -> bool:
         link = self._links.get(node)
         if link is None or not link.is_up or link.peer is None:

@@ -403,6 +403,9 @@ class ZmqTransport:
 
     # Heartbeats.
 
+    def be_patient(self, node: str, factor: float) -> None:
+        self._pulse.be_patient(node, factor, self._loop.time())
+
     def _read_beats(self) -> None:
         now_s = self._loop.time()
         for _ in range(BATCH_MAX):
