@@ -9,7 +9,7 @@ import msgspec
 
 from actors.runtime import Actor, Full, MailboxSpec, Ref
 from messages.base import Address, Message
-from messages.system import Down, Drain, Reason, Undelivered, Up
+from messages.system import Down, Drain, Flush, Reason, Undelivered, Up
 
 
 class Add(Message, frozen=True):
@@ -201,3 +201,81 @@ class Waiter(Actor):
 
     def on_add(self, message: Add) -> None:
         self.peer.tell(message)
+
+
+class Worked(Message, frozen=True):
+    result: int
+
+
+class Work(Message, frozen=True):
+    """Compute in a thread; "offload", "in_thread", "spawn", or the same failing."""
+
+    how: str
+
+
+class Labourer(Actor):
+    """Uses all of its context that leaves the loop or comes back by itself."""
+
+    accepts = Work | Add
+    private = Worked
+    answers = Total
+
+    def __init__(self) -> None:
+        self.results: list[Any] = []
+        self.exact: Ref[Any] | None = None
+
+    async def on_work(self, message: Work) -> None:
+        context = self.context
+        match message.how:
+            case "offload":
+                context.offload(lambda: 6 * 7, self.keep)
+            case "offload fails":
+                context.offload(lambda: 1 // 0, self.keep)
+            case "in_thread":
+                self.results.append(await context.in_thread(lambda: 6 * 7))
+            case "in_thread fails":
+                await context.in_thread(lambda: 1 // 0)
+            case "spawn fails":
+                context.spawn(self.fail(), name="failing")
+            case "timers":
+                context.start_timer("every", Worked(1), every_s=10.0)
+                context.start_timer("once", Worked(2), after_s=25.0)
+                context.start_timer("never", Worked(3), after_s=30.0)
+                context.cancel_timer("never")
+            case "chance":
+                self.results.append(context.rng("a").random())
+                self.results.append(context.rng("b").random())
+            case "count":
+                context.count("tests_total", 2, kind="x")
+            case "remember":
+                address = context.peer("c").address
+                assert address is not None
+                self.exact = context.ref(address)
+
+    def keep(self, result: int | Exception) -> Worked:
+        return Worked(-1 if isinstance(result, Exception) else result)
+
+    async def fail(self) -> None:
+        raise ValueError("spawned and failed")
+
+    def on_worked(self, message: Worked) -> None:
+        self.results.append(message.result)
+
+    def on_add(self, message: Add) -> None:
+        assert self.exact is not None
+        self.exact.tell(message)
+
+    def on_undelivered(self, notice: Undelivered) -> None:
+        self.results.append(notice.cause)
+
+
+class Meter(Actor):
+    """Stands for the room of metrics."""
+
+    accepts = Flush
+
+    def __init__(self) -> None:
+        self.flushes: list[Flush] = []
+
+    def on_flush(self, message: Flush) -> None:
+        self.flushes.append(message)

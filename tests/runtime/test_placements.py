@@ -1,0 +1,68 @@
+"""Goal: the same tree does the same wherever its actors are put. Method: one scenario (ask, crash,
+restart in place, watch, drain, stop) on real loops in every placement."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actors.runtime.context import Reply
+from actors.runtime.spec import Node, NodeKind
+from actors.runtime.system import System
+from messages.system import Cause
+from tests.runtime.players import Add, Ask, Crash, Total, Watch
+from tests.runtime.stage import child, tree
+
+DEADLINE_S = 30.0
+PLACEMENTS = ("inline", "encoded", "threads", "processes")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - other threads and processes make no event here
+            await asyncio.sleep(0.005)
+
+
+def system_for(placement: str) -> System:
+    kinds = {"threads": NodeKind.THREAD, "processes": NodeKind.PROCESS}
+    nodes = (Node(name="n", kind=kinds[placement]),) if placement in kinds else ()
+    root = tree(child("c", node="n" if nodes else "main"), child("a", "Caller"))
+    return System(root, nodes=nodes, encode_always=placement == "encoded")
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_a_tree_does_the_same_wherever_its_actors_are(placement: str) -> None:
+    system = system_for(placement)
+    await system.start()
+    caller: Any = system.local("a")
+    system.tell("a", Watch("c"))
+    system.tell("c", Add(5))
+    system.tell("a", Ask("c", timeout_s=DEADLINE_S))
+    await until(lambda: len(caller.outcomes) == 1)
+    system.tell("c", Crash())
+    await until(lambda: len(caller.seen) == 3)
+    system.tell("c", Add(7))
+    system.tell("a", Ask("c", timeout_s=DEADLINE_S))
+    await until(lambda: len(caller.outcomes) == 2)
+    assert caller.outcomes == [Reply(Total(5)), Reply(Total(7))]
+    assert caller.seen == [("up", 1), ("down", 1, Cause.CRASHED), ("up", 2)]
+    rows = {row.path: row for row in system.actors()}
+    assert (rows["c"].incarnation, rows["c"].restarts, rows["c"].state) == (2, 1, "running")
+    assert (rows["c"].pid == rows["a"].pid) == (placement != "processes")
+    await system.drain(DEADLINE_S)
+    await system.stop()
+    assert (await system.wait()).cause is Cause.STOPPED
+    assert caller.stopped is not None
+
+
+async def test_threads_of_nodes_end_with_the_system() -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        system = system_for("threads")
+        await system.start()
+        await system.stop()
+    await until(lambda: threading.active_count() <= before + 1)
