@@ -49,6 +49,7 @@ class Tenant:
         self.tokens = list(unpack(row.tokens))
         self.pages = list(unpack(row.pages))
         self.computed_len = row.cached_len
+        self.is_spoiled = False
 
 
 class ShadowWorker:
@@ -101,12 +102,14 @@ class ShadowWorker:
             self._write(self.tenants[slot], count)
         done_slots, tokens = array("i"), array("i")
         logprobs: list[Logprob | None] = []
-        failed = [slot for slot in slots if slot in spoiled]
+        failed = [slot for slot in slots if self.tenants[slot].is_spoiled]
         for slot in slots:
             tenant = self.tenants[slot]
-            if slot in spoiled:
-                continue
-            if tenant.computed_len == len(tenant.tokens):
+            if tenant.computed_len == len(tenant.tokens) and not tenant.is_spoiled:
+                if slot in spoiled:
+                    tenant.is_spoiled = True  # until it is closed
+                    failed.append(slot)
+                    continue
                 token = next_token(self._read(tenant), tenant.seed, self.facts.vocab_size)
                 tenant.tokens.append(token)
                 done_slots.append(slot)
@@ -150,6 +153,8 @@ class ShadowWorker:
             self.tenants[slot].pages.append(page)
 
     def _write(self, tenant: Tenant, count: int) -> None:
+        if tenant.is_spoiled:
+            return
         begin, end = tenant.computed_len, tenant.computed_len + count
         assert count > 0, f"{tenant.request}: an empty row"
         assert end <= len(tenant.tokens), f"{tenant.request}: computes what is not known"

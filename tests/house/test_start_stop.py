@@ -182,20 +182,15 @@ def changed(path: Path, **values: Any) -> str:
     return str(next(iter(values.values()))[0])
 
 
+# Some are found before the tree starts, whatever the placement; others by the worker, in its process.
+EARLY = [absent, empty, config_only, without_tokenizer, without_a_shard]
+LATE = [truncated, without_a_tensor, unknown_architecture]
+
+
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        absent,
-        empty,
-        config_only,
-        without_tokenizer,
-        without_a_shard,
-        truncated,
-        without_a_tensor,
-        unknown_architecture,
-    ],
+    ("spoil", "placement"),
+    [(spoil, "inline") for spoil in EARLY + LATE] + [(spoil, "processes") for spoil in LATE],
 )
-@pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_a_model_that_is_not_whole_is_named_in_the_last_lines(
     spoil: Callable[[Path], str],
     placement: str,
