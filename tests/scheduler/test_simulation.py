@@ -11,6 +11,8 @@ import random
 
 import pytest
 
+from messages.types import unpack
+from messages.worker import Step
 from tests.house.shadow import continuation
 from tests.scheduler.world import World
 
@@ -77,6 +79,19 @@ def add_request(rng: random.Random, world: World, index: int, stems: list[list[i
     )
 
 
+def add_faults(rng: random.Random, world: World) -> None:
+    """Some steps do not run, and some rows come to nothing."""
+
+    def pick(step: Step) -> list[int]:
+        slots = list(unpack(step.slots))
+        if rng.random() < 0.5:
+            return slots
+        return rng.sample(slots, rng.randint(1, len(slots)))
+
+    world.failures = lambda step: pick(step) if rng.random() < 0.03 else []
+    world.spoiled = lambda step: pick(step)[:1] if rng.random() < 0.03 else []
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_order_of_events_gives_the_plain_output(seed: int) -> None:
     rng = random.Random(seed)
@@ -84,6 +99,8 @@ def test_every_order_of_events_gives_the_plain_output(seed: int) -> None:
     stems = [[rng.randrange(world.vocab_size) for _ in range(40)] for _ in range(2)]
     count = rng.randint(1, 12)
     cancel_rate = rng.choice([0.0, 0.0, 0.3])
+    if rng.random() < 0.25:
+        add_faults(rng, world)
     added = 0
     while added < count:
         if rng.random() < 0.15:

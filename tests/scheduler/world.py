@@ -21,6 +21,7 @@ from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Open, Tail, Tokens
 from messages.scheduler import Cancel, StopMet, Submit
 from messages.types import FinishReason, Sampling, StopRules, Usage, pack, unpack
+from messages.worker import Step, StepDone, StepFailed
 from tests.house.shadow import ShadowWorker, continuation
 
 PATHS = Paths()
@@ -121,7 +122,10 @@ class World:
         # Queues of messages on their way, by (from, to). The two directions of one pair are two.
         self.links: dict[tuple[str, str], deque[Any]] = {}
         self.max_inflight = 0
-        self.failures: Callable[[Any], list[int]] = lambda step: []  # slots at fault in a step
+        # Slots at fault in a step that does not run; slots whose rows alone come to nothing.
+        self.failures: Callable[[Any], list[int]] = lambda step: []
+        self.spoiled: Callable[[Any], list[int]] = lambda step: []
+        self.guilty: set[str] = set()  # requests that were at fault
         self.collect()
 
     def put(self, source: str, target: str, message: Any) -> None:
@@ -200,12 +204,23 @@ class World:
         elif target == PATHS.cache:
             self.cache.tell(message)
         elif target == PATHS.worker:
-            failed = self.failures(message)
-            answer = self.shadow.fail(message, failed) if failed else self.shadow.execute(message)
-            self.put(PATHS.worker, PATHS.scheduler, answer)
+            self.put(PATHS.worker, PATHS.scheduler, self.work(message))
         elif target == PATHS.detokenizer:
             self.read(message)
         self.collect()
+
+    def work(self, step: Step) -> StepDone | StepFailed:
+        """What the worker says to a step."""
+        failed, spoiled = self.failures(step), self.spoiled(step)
+        answer: StepDone | StepFailed
+        if failed:
+            answer = self.shadow.fail(step, failed)
+        else:
+            answer = self.shadow.execute(step, spoiled)
+            failed = list(unpack(answer.failed))
+        for slot in failed:
+            self.guilty.add(self.shadow.tenants[slot].request)
+        return answer
 
     def collect(self) -> None:
         for cell, source in ((self.scheduler, PATHS.scheduler), (self.cache, PATHS.cache)):
@@ -253,6 +268,11 @@ class World:
         assert client.finish is not None, f"{name} never ends"
         output, finish = self.expected(name)
         told = client.output if client.stopped_at is None else client.output[: client.stopped_at]
+        if client.finish is FinishReason.ERROR:
+            assert name in self.guilty, f"{name} failed by the fault of another"
+            assert client.tail is not None and client.tail.problem is not None
+            assert told == output[: len(told)], name
+            return
         if client.finish is FinishReason.ABORT:
             assert client.is_cancelled
             assert told == output[: len(told)], name
