@@ -57,10 +57,11 @@ def sentence_metadata(*, prefix: bool = True) -> dict[str, Any]:
     """A SentencePiece BPE as a GGUF holds it: scores, single bytes, a space written as ▁."""
     pieces = ["▁", *"abcdefghimnortuwxy.,é1猫", "▁t", "he", "▁the", "an", "▁an", "and", "▁and"]
     pieces += ["▁▁", "in", "ing", "fo", "fox", "▁fox", "▁f", "ou", "▁fo", "ab", "abc", "bc", "aa"]
-    pieces += ["aaaa", "aaa"]
+    pieces += ["aaaa", "aaa", "ox", "xi"]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<tool>"]
     kinds = [2, 3, 3, *[6] * 256, *[1] * len(pieces), 4]
-    scores = [0.0] * 259 + [-float(index) for index in range(len(pieces))] + [0.0]
+    # Not in the order of ids: of "ox" and "xi" the later one merges first.
+    scores = [0.0] * 259 + [float(index - len(pieces)) for index in range(len(pieces))] + [0.0]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -117,10 +119,19 @@ def test_token_bytes_are_what_a_reader_sees() -> None:
     assert sentences.token_bytes[sentences.tokens.index("<0xF0>")] == b"\xf0"
 
 
+@pytest.fixture
+def long_turns() -> Iterator[None]:
+    """A thread keeps the GIL for long, unless it lets it go by itself."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("long_turns")
 def test_encoding_leaves_other_threads_running() -> None:
-    """The batched call is the one that releases the GIL: a second thread works meanwhile."""
     vocab = made.vocab_of(made.byte_level())
-    text = "猫" * 200_000
+    text = "猫" * 60_000
     done = threading.Event()
     turns = [0]
     seen: list[int] = []
@@ -136,7 +147,7 @@ def test_encoding_leaves_other_threads_running() -> None:
     while not done.is_set():
         turns[0] += 1
     thread.join()
-    assert seen[1] - seen[0] > 100, seen
+    assert seen[1] > seen[0]
 
 
 def test_config_may_name_tokens_as_objects(tmp_path: Path) -> None:
