@@ -68,6 +68,8 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
+        elif self.is_between and self.conn.trailing_data[0] and self.header_timer is None:
+            self.arm_header_timer()  # the next request has begun to arrive already
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
