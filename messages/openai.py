@@ -3,10 +3,10 @@
 It does not know how a body becomes a request (`actors/gateway/openai.py`) nor any other room; only
 the gateway imports it.
 
-Rules. Types are strict: no bool for an int, no "10" for 10. `null` means "not given" everywhere. A
-field of the dialect that would change the answer and that we do not have is refused by name, see
-`Unsupported`; a field that nobody knows is ignored, since clients send their vendor's extras to every
-server. Bounds that depend on the settings or on the model are checked by the gateway.
+Rules. Types are strict: no bool for an int, no "10" for 10. `null` means "not given" everywhere.
+A field of the dialect that would change the answer and that we do not have is refused by name,
+see `Unsupported`; a field that nobody knows is ignored, since clients send their vendor's extras
+to every server. Bounds that depend on the settings or on the model are checked by the gateway.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ class Chat(Part, frozen=True):
     template_kwargs_json: bytes = b""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    # When the request came (Unix time, set by the gateway): what the template's `strftime_now` shows,
-    # so that a resumed attempt renders the same prompt. None: the template has no date.
+    # When the request came (Unix time, set by the gateway): what the template's `strftime_now`
+    # shows, so that a resumed attempt renders the same prompt. None: the template has no date.
     created_s: float | None = None
 
 
@@ -41,7 +41,7 @@ class Encode(Message, frozen=True):
     want_prompt_ids: bool = False
     priority: int = 0
     want_prompt_text: bool = False  # `Encoded.prompt_text`: the prompt's ids decoded (for `echo`)
-    # False: check and answer `Encoded` only, pass nothing on; `Encoded` is then its terminal message.
+    # False: check and answer `Encoded` only, pass nothing on; `Encoded` is then terminal.
     forward: bool = True
 
 

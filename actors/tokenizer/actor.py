@@ -41,6 +41,7 @@ class Prompt(NamedTuple):
     ids: Int32s
     prompt_len: int
     sampling: Sampling
+    text: str  # of the ids, where it was asked for
 
 
 class Done(NamedTuple):
@@ -151,9 +152,12 @@ class Tokenizer(Actor):
                 encode.attempt,
                 prompt.prompt_len,
                 prompt.ids if encode.want_prompt_ids else b"",
+                prompt.text,
             ),
             request=encode.request,
         )
+        if not encode.forward:
+            return
         self.sent[encode.request] = (encode.attempt, encode.reply_to)
         if len(self.sent) > SENT_MAX:
             self.sent.popitem(last=False)
@@ -250,7 +254,8 @@ class Core:
             raise refuse("There is no prompt.", param)
         check_ids(ids, self.facts.vocab_size, param)
         sampling = settle(message.sampling, len(ids), context_len, param)
-        return Prompt(pack(ids), len(ids), sampling)
+        text = self.vocab.decode(ids, skip_special=False) if message.want_prompt_text else ""
+        return Prompt(pack(ids), len(ids), sampling, text)
 
 
 def byte_count_of(message: Encode) -> int:

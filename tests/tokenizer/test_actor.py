@@ -127,6 +127,15 @@ def test_ids_go_on_as_they_are(cell: Cell) -> None:
     assert isinstance(submit, Submit) and submit.prompt == pack([5, 499])
 
 
+def test_a_prompt_that_is_only_checked_goes_nowhere(cell: Cell, vocab: Vocab) -> None:
+    asked = encode(text="Hi", forward=False, want_prompt_ids=True, want_prompt_text=True)
+    cell.tell(asked)
+    ((to, encoded),) = cell.take()
+    ids = vocab.encode("Hi")
+    assert to == str(GATEWAY)
+    assert encoded == Encoded("r", 0, len(ids), pack(ids), vocab.decode(ids, skip_special=False))
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "code", "said"),
     [
