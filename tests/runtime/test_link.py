@@ -107,6 +107,28 @@ def test_nothing_is_sent_before_the_hello() -> None:
     assert both.a.link.send(header(1), b"", 0.0)
 
 
+def test_an_end_that_has_heard_is_not_up_until_it_was_heard() -> None:
+    both = pair()
+    both.pump()
+    both.carry("ba")
+    assert both.a.link.stage is Stage.HEARD and both.a.events == []
+    assert not both.a.link.send(header(1), b"", 0.0)
+
+
+def test_what_is_left_of_an_earlier_session_changes_nothing() -> None:
+    end = End(identity("a"), "b", 1, 1, 0.0)
+    hello = Hello(1, b"s", "r", b"secret", "b", 1, 5, 1, heard_session=1, stage=Stage.HEARD)
+    end.take(end.link.receive(hello, None, 0.0))
+    assert end.link.is_up and end.link.peer_session == 5
+    earlier = Hello(1, b"s", "r", b"secret", "b", 1, 4, 1, heard_session=1, stage=Stage.HEARD)
+    end.take(end.link.receive(earlier, None, 0.0))
+    end.take(end.link.receive(Bye(4), None, 0.0))
+    assert end.link.is_up and end.link.peer_session == 5
+    assert end.link.counts.stale == 2
+    end.take(end.link.receive(Bye(5), None, 0.0))
+    assert not end.link.is_up
+
+
 def test_a_lost_last_hello_does_not_hinder_the_data() -> None:
     both = pair()
     both.pump()
@@ -114,8 +136,9 @@ def test_a_lost_last_hello_does_not_hinder_the_data() -> None:
     both.carry("ba")
     both.pump()
     both.carry("ab")  # b agrees
+    both.pump()
     both.wires["ba"].clear()  # what told a so is lost
-    assert both.b.link.is_up
+    assert both.b.link.is_up and not both.a.link.is_up
     assert both.b.link.send(header(7), b"x", 0.0)
     both.settle()
     assert both.a.numbers == [7]
@@ -211,6 +234,18 @@ def test_a_slow_peer_is_probed_but_nothing_is_sent_twice() -> None:
     assert both.a.link.counts.resent == 0
 
 
+def test_what_is_sent_after_a_probe_is_not_taken_for_lost_by_its_answer() -> None:
+    both = joined()
+    both.a.link.send(header(1), b"", 0.0)
+    both.pump()
+    both.advance(LIMITS.probe_s)
+    both.pump()
+    both.a.link.send(header(2), b"", both.now_s)
+    both.settle()
+    assert both.b.numbers == [1, 2]
+    assert both.a.link.counts.resent == 0
+
+
 def test_duplicates_are_dropped() -> None:
     both = joined()
     both.a.link.send(header(1), b"", 0.0)
@@ -219,6 +254,7 @@ def test_duplicates_are_dropped() -> None:
     both.settle()
     assert both.b.numbers == [1]
     assert both.b.link.counts.duplicate == 1
+    assert both.a.link.window_count == 0  # told at once that it has arrived
 
 
 def test_a_peer_that_never_answers_is_lost_in_the_end() -> None:

@@ -20,7 +20,7 @@ from actors.runtime import rundir
 from actors.runtime.frame import PROTOCOL, Data, Hello
 from actors.runtime.link import Limits
 from actors.runtime.schema import hash_messages
-from actors.runtime.transport.zmq import BULK_HWM, ZmqTransport
+from actors.runtime.transport.zmq import BULK_HWM, COPY_BYTES_MAX, ZmqTransport
 from messages.base import Message
 from messages.system import Cause, Reason, Stop
 from tests.runtime.nodes import Recorder, header_to, until
@@ -101,6 +101,20 @@ async def test_a_large_body_arrives_whole(world: World) -> None:
     assert a.send("b", header_to("b", 1), Blob(data))
     await at_b.until(lambda: bool(at_b.arrived))
     assert msgspec.msgpack.decode(at_b.arrived[0][2], type=Blob).data == data
+
+
+async def test_small_bodies_are_copied_and_large_ones_handed_through(world: World) -> None:
+    a, _, _, at_b = await world.pair()
+    kinds: list[type] = []
+    take = at_b.arrive
+    at_b.arrive = lambda node, header, body: (  # type: ignore[method-assign]
+        kinds.append(type(body)),
+        take(node, header, body),
+    )[1]
+    a.send("b", header_to("b", 1), Blob(bytes(1000)))
+    a.send("b", header_to("b", 2), Blob(bytes(COPY_BYTES_MAX)))
+    await at_b.until(lambda: len(at_b.arrived) == 2)
+    assert kinds == [bytes, memoryview]
 
 
 async def test_send_without_a_link_is_refused_at_once(world: World) -> None:
@@ -187,8 +201,12 @@ async def test_a_successor_gets_nothing_that_was_sent_to_its_predecessor(world: 
     # A DEALER by default delivers what it had queued to whoever binds the path next.
     a, at_a, b, _ = await world.pair()
     await die(b)
-    for number in range(5):
+    for number in range(100):
         a.send("b", header_to("b", number), Stop())
+        if a._peers["b"].stuck is not None:
+            break  # nobody is there, and ZMQ takes no more
+        await asyncio.sleep(0.005)
+    assert a._peers["b"].stuck is not None
     successor, at_successor = await world.start("b", 2)
     os.link(successor._path, b._path)  # it even answers at the old address
     os.link(rundir.beat_path(successor._path), rundir.beat_path(b._path))
@@ -281,6 +299,18 @@ async def test_a_pipe_that_swallows_everything_is_replaced(world: World) -> None
     assert at_b.downs == []
     hole.close(0)
     path.unlink(missing_ok=True)
+
+
+async def test_a_hello_left_in_a_replaced_pipe_does_not_bring_it_back(world: World) -> None:
+    a, at_a, b, _ = await world.pair()
+    session = b._peers["a"].link.session
+    late = hello_of_b(session=session, heard_session=a._peers["b"].link.session)
+    intruder = world.intrude(a, b"b#1/0", msgspec.msgpack.encode(late))
+    await until(lambda: a.refused.get("pipe", 0) > 0)
+    assert b.send("a", header_to("a", 1), Stop())
+    await at_a.until(lambda: bool(at_a.arrived))
+    assert b.counts.resent == 0
+    intruder.close(0)
 
 
 async def test_a_silent_peer_is_called_hung(world: World) -> None:
