@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -42,7 +41,7 @@ class Worker(Actor):
     accepts = worker.In
     private = Executed
     mailbox = MailboxSpec(count_max=16)
-    offload_threads: ClassVar[dict[str, int]] = {"forward": 1}
+    offload_threads = {"forward": 1}
     context: Context
 
     def __init__(
