@@ -118,7 +118,9 @@ class Logs:
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = LogFile(
-                directory / f"{node}.jsonl", bytes_max=file_bytes_max, files_max=files_max
+                directory / f"{node.replace('/', '-')}.jsonl",
+                bytes_max=file_bytes_max,
+                files_max=files_max,
             )
 
     def log_for(self, actor: str = "") -> Log:

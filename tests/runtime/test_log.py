@@ -236,6 +236,13 @@ def test_nodes_in_one_process_have_logs_of_their_own(tmp_path: Path) -> None:
     assert [line["node"] for line in lines_of(tmp_path, "two.jsonl")] == ["two"]
 
 
+def test_a_node_with_a_slash_in_its_name_has_a_file(tmp_path: Path) -> None:
+    logs = Logs(node="worker/0", directory=tmp_path, terminal=None)
+    logs.log_for("a").info("1")
+    logs.close()
+    assert lines_of(tmp_path, "worker-0.jsonl")[0]["node"] == "worker/0"
+
+
 def test_seldom_lets_the_first_pass_and_counts_the_others() -> None:
     seldom = Seldom(5.0)
     assert seldom.ask("a", 0.0) == 0

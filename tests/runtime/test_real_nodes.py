@@ -22,7 +22,7 @@ from messages.system import ActorRow, Cause, State
 from tests.runtime.nodes import until
 from tests.runtime.players import Add, Crash, Relay, Settings
 from tests.runtime.stage import child, tree
-from tests.runtime.test_process import children_of, is_alive
+from tests.runtime.test_process import children_of, is_alive, read
 
 
 @asynccontextmanager
@@ -55,6 +55,9 @@ async def test_actors_in_two_processes_speak_to_each_other() -> None:
     async with running(root, "n", "m") as system:
         pids = {row(system, path).pid for path in "cab"}
         assert len(pids) == 3 and row(system, "b").pid == os.getpid()
+        for pid in pids - {os.getpid()}:
+            loaded = read(f"/proc/{pid}/maps")
+            assert b"libtorch" not in loaded and b"libzmq" in loaded
         system.tell("a", Relay("b", 3, times=4))  # m to main
         local: Any = system.local("b")
         await until(lambda: local.n == 12)
