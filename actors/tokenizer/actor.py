@@ -16,7 +16,7 @@ import msgspec
 
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
-from actors.tokenizer.chat import ChatTemplates
+from actors.tokenizer.chat import BadTemplate, ChatTemplates
 from actors.tokenizer.prompt import Refused, check_chars, check_ids, check_sampling, refuse, settle
 from actors.vocab.vocab import Vocab
 from messages import gateway, router, scheduler, tokenizer
@@ -87,7 +87,7 @@ class Tokenizer(Actor):
         vocab = Vocab.load(self.model.path)
         templates = dict(vocab.templates)
         if self.config.chat_template:
-            templates = {"default": Path(self.config.chat_template).read_text("utf-8")}
+            templates = {"default": read_template(Path(self.config.chat_template))}
         return Core(vocab, ChatTemplates(templates, vocab.named), self.facts, self.config)
 
     def on_encode(self, message: Encode) -> None:
@@ -256,6 +256,13 @@ class Core:
         sampling = settle(message.sampling, len(ids), context_len, param)
         text = self.vocab.decode(ids, skip_special=False) if message.want_prompt_text else ""
         return Prompt(pack(ids), len(ids), sampling, text)
+
+
+def read_template(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadTemplate(f"{path}: the chat template cannot be read ({error})") from error
 
 
 def byte_count_of(message: Encode) -> int:

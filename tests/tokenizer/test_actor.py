@@ -284,5 +284,7 @@ def test_a_template_of_the_operators_replaces_the_models(folder: Path, tmp_path:
     assert isinstance(told, Encoded)
     assert Vocab.load(folder).decode(list(unpack(told.prompt_ids))) == "OWN"
     own.write_text("{% if %}")
-    with pytest.raises(BadTemplate):
+    with pytest.raises(BadTemplate, match="line 1"):
         cell_of(folder, chat_template=str(own))
+    with pytest.raises(BadTemplate, match=r"none\.jinja: .*cannot be read"):
+        cell_of(folder, chat_template=str(tmp_path / "none.jinja"))
