@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from actors.cache.evict import EVICTIONS, EvictionPolicy
 from actors.cache.pages import Pages
-from actors.cache.radix import TOKEN_BYTES, Node, RadixTree
+from actors.cache.radix import TOKEN_BYTES, Match, Node, RadixTree
 from messages.cache import Candidate
 from messages.scheduler import Acquired, Deferred, Freed, Granted
 from messages.types import Int32s, pack, unpack
@@ -100,10 +100,9 @@ class Ledger:
         page_max = (token_count - 1) // self.page_size
         match = self._tree.find(namespace, tokens, page_max)
         matched = len(match.pages)
-        if matched < page_max and match.node is not None:
-            behind = self._pending.get((match.node, self._page(tokens, matched)))
-            if behind is not None:
-                return Deferred(request, attempt, behind)
+        behind = self._computing(match, tokens, page_max)
+        if behind is not None:
+            return Deferred(request, attempt, behind)
         missing = page_count - matched
         if missing > self.available_count - self._tree.unlocked_count(match):
             self._wanting = True
@@ -190,6 +189,13 @@ class Ledger:
             len(self._reserved),
         )
         return Counts(free, self._pages.page_count - free - cached - reserved, cached, reserved)
+
+    def _computing(self, match: Match, tokens: Int32s, page_max: int) -> str | None:
+        """Who computes the first page of `tokens` that `match` lacks and could have had."""
+        node, matched = match.node, len(match.pages)
+        if node is None or matched >= page_max or match.within < len(node.pages):
+            return None
+        return self._pending.get((node, self._page(tokens, matched)))
 
     def _page(self, tokens: Int32s, index: int) -> bytes:
         return tokens[index * self._page_bytes : (index + 1) * self._page_bytes]

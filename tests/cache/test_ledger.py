@@ -269,6 +269,15 @@ def test_release_of_the_one_computing_lets_the_next_compute() -> None:
     ledger.check()
 
 
+def test_a_prompt_that_parts_earlier_does_not_wait() -> None:
+    """Found by the state machine: the page after the fork looked like the one being computed."""
+    ledger = Ledger(18, 1)
+    acquired(ledger.acquire("a", 1, pack([2, 1, 0])))
+    ledger.commit("a", 1, 2)
+    assert acquired(ledger.acquire("b", 1, pack([2, 0, 0]))).cached_len == 1
+    ledger.check()
+
+
 def test_other_namespaces_neither_wait_nor_share() -> None:
     ledger = Ledger(64, 4)
     tokens = pack(range(20))
