@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
     """What became of one request. Times are of the loop's clock."""
 
     sent_s: float
-    arrivals_s: tuple[float, ...]  # of each event that carried text, or a finish reason
+    arrivals_s: tuple[float, ...]  # of each event that carried text
     done_s: float
     text: str = ""
     prompt_tokens: int = 0
@@ -167,9 +167,9 @@ class Connection(asyncio.Protocol):
             self.usage = chunk.usage
         for choice in chunk.choices:
             text = choice.text or (choice.delta.content if choice.delta else None)
-            if text or choice.finish_reason:
+            if text:
                 self.arrivals_s.append(self.now())
-                self.texts.append(text or "")
+                self.texts.append(text)
             self.finish = choice.finish_reason or self.finish
 
     def _end(self, error: str | None) -> None:

@@ -77,7 +77,7 @@ async def send_one(engine: Engine, request: Request) -> Outcome:
         async for delta in engine.astream(
             list(request.ids), max_tokens=request.output_len, temperature=0, ignore_eos=True
         ):
-            if delta.text or delta.finish_reason:
+            if delta.text:
                 arrivals_s.append(now())
             usage, finish = delta.usage or usage, delta.finish_reason or finish
     except Refusal as refusal:

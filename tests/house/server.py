@@ -82,11 +82,10 @@ class Server:
         return {row["path"]: row for row in found}
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels, 0 where it has not been counted yet."""
+        """The sum over all lines that begin so (a name, and perhaps labels); 0 without any."""
         text = httpx.get(self.url + "/metrics", timeout=5.0).text
         lines = [line for line in text.splitlines() if line.startswith(name)]
-        values = [line.rsplit(" ", 1) for line in lines if line[len(name)] in " {"]
-        return sum(float(value) for _, value in values)
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line[len(name)] in " {},")
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

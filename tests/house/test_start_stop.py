@@ -182,7 +182,7 @@ def changed(path: Path, **values: Any) -> str:
     return str(next(iter(values.values()))[0])
 
 
-# Some are found before the tree starts, whatever the placement; others by the worker, in its process.
+# Some are found before the tree starts, whatever the placement; others by the worker, where it is.
 EARLY = [absent, empty, config_only, without_tokenizer, without_a_shard]
 LATE = [truncated, without_a_tensor, unknown_architecture]
 
