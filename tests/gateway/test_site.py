@@ -244,3 +244,14 @@ async def test_after_close_the_port_is_free_and_open_streams_have_ended() -> Non
         again = Site(Street(port=place.port).gateway)
         assert (await again.open())[1] == place.port
         await again.close()
+
+
+async def test_a_response_in_two_writes_does_not_wait_for_an_acknowledgement() -> None:
+    async with listening() as place:
+        _, writer = await place.connect()
+        await place.until_true(lambda: place.site.state.connections)
+        (connection,) = place.site.state.connections
+        own = connection.transport.get_extra_info("socket")
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        writer.close()
+        await writer.wait_closed()
