@@ -1,6 +1,6 @@
-"""This file maps large memory of the host: zero, committed only as it is touched, in huge pages where
-the system has them (scattered reads of weights and KV pages otherwise wait for the TLB). It does not
-know what the memory is for.
+"""This file maps large memory of the host: zero, committed only as it is touched, in huge pages
+where the system has them (scattered reads of weights and KV pages otherwise wait for the TLB). It
+does not know what the memory is for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Contiguous and aligned to pages; lives as long as a tensor refers to it. Raises MemoryError."""
+    """Aligned to pages; lives as long as a tensor refers to it. Raises MemoryError."""
     byte_count = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, max(byte_count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,9 +1,10 @@
-"""This file is what the tests of the compiled CPU path share: the operators, or a skip that says why
-there are none here; weights in each format; a paged batch and its attention in float64.
+"""This file is what the tests of the compiled CPU path share: the operators, or a skip that says
+why there are none here; weights in each format; a paged batch and its attention in float64.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def block_weight(name: str, n: int, k: int, seed: int = 0) -> BlockWeight:
-    """Random bytes are a valid weight in every format, once the float16 scales are small numbers."""
+    """Random bytes are a valid weight in every format, once the float16 scales are numbers."""
     _, block_len, block_bytes = BLOCK_FORMATS[name]
     random = generator(seed)
     count = n * k // block_len
@@ -96,8 +97,7 @@ def paged(
     table = torch.full((len(kv_lens), max(needed)), 2**30, dtype=torch.int32)
     keys, values, queries = [], [], []
     for row, (kv_len, query_len) in enumerate(zip(kv_lens, query_lens, strict=True)):
-        random = generator(seed * 1000 + row)
-        contents = torch.randn((3, 4096, max(heads.query, heads.kv), heads.dim), generator=random)
+        contents = row_contents(seed * 1000 + row, heads.query, heads.dim)
         pages = torch.tensor([order.pop() for _ in range(needed[row])])
         table[row, : needed[row]] = pages
         at = (pages[:, None] * page_size + torch.arange(page_size)).flatten()[:kv_len]
@@ -117,6 +117,12 @@ def paged(
         kv_len_max=max(kv_lens),
     )
     return Paged(batch, heads, torch.cat(queries).contiguous(), k_pool, v_pool, keys, values)
+
+
+@functools.cache
+def row_contents(seed: int, heads: int, dim: int) -> Tensor:
+    """Keys, values and queries by position."""
+    return torch.randn((3, 1536, heads, dim), generator=generator(seed))
 
 
 def attention_float64(case: Paged, scale: float, window: int | None) -> Tensor:

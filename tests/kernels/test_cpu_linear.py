@@ -30,7 +30,9 @@ def test_products_are_close_to_float64(kind: str, dtype: str, thread_count: int)
     bias = torch.randn(90, generator=generator(1))
     prepared = OPS.prepare_linear(weight, bias, dtype)
     exact = weight.dequantize().double()
-    tolerance = TOLERANCE["bfloat16" if kind in ("dense", "q6_k") and dtype == "quantized" else dtype]
+    tolerance = TOLERANCE[
+        "bfloat16" if kind in ("dense", "q6_k") and dtype == "quantized" else dtype
+    ]
     with threads(OPS, thread_count):
         for rows in ROWS if kind in ("dense", "q4_1", "q8_0") else (1, 9, 70):
             x = torch.randn((rows, k), generator=generator(rows))

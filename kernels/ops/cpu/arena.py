@@ -1,4 +1,4 @@
-"""This file gives packed weights their memory: pieces of large maps. It does not know what it holds."""
+"""This file gives packed weights their memory: pieces of large maps. It knows no weights."""
 
 from __future__ import annotations
 
