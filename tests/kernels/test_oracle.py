@@ -39,18 +39,17 @@ def test_answers_alone_are_the_oracles(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize(("page_size", "chunk"), [(16, WIDE), (1, 16), (4, 40)])
+@pytest.mark.parametrize(
+    ("flavour", "page_size", "chunk"),
+    [("cpu", 16, WIDE), ("cpu", 1, 16), ("cpu", 4, 40), ("reference", 16, 40)],
+)
 def test_smollm2_answers_are_the_oracles(
     flavour: str, page_size: int, chunk: int, smollm2_answered: Answered
 ) -> None:
-    if flavour == "reference" and page_size != 16:
-        pytest.skip("the reference is slow: one setting of it is enough here")
     runner = load(smollm2_answered.path, flavour, page_size=page_size)
-    new_len = 16 if flavour == "cpu" else 6
-    expected = [answer[:new_len] for answer in smollm2_answered.answers]
-    driver = Driver(runner)
-    assert driver.generate(smollm2_answered.prompts, new_len, chunk=chunk) == expected
+    every = slice(None) if flavour == "cpu" else slice(0, None, 4)  # the reference is slow
+    answers = Driver(runner).generate(smollm2_answered.prompts[every], 8, chunk=chunk)
+    assert answers == smollm2_answered.answers[every]
 
 
 @pytest.mark.real
