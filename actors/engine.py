@@ -81,7 +81,7 @@ class Engine:
 
     @classmethod
     def of(cls, config: Config, show: Callable[[str], None] | None = None) -> Self:
-        """From settings that were read elsewhere; `show` is told how the start goes."""
+        """From settings that were read elsewhere; `show` is told of a model that is fetched."""
         engine = cls.__new__(cls)
         engine._open(config, show or quiet)
         return engine
@@ -152,7 +152,7 @@ class Engine:
         with run.build(self.config) as system:
             self._system = system
             try:
-                await run.start(system, self._show)
+                await system.start()
             except StartFailed as failure:
                 text = f"{failure.path} did not start: {run.explained(failure.reason)}"
                 raise StartError(text) from None

@@ -188,9 +188,14 @@ def given_flags(namespace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_config(
-    text: str | None = None, given: Mapping[str, Any] | None = None, *, source: str = "the file"
+    text: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    *,
+    source: str = "the file",
+    defaults: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Builds the settings from a TOML text and the values given on top of it.
+    """Builds the settings from a TOML text and the values given on top of it; `defaults` are of
+    the program, where neither says anything.
 
     Raises: SettingsError, the user's fault: not TOML, an unknown key, or a value out of its range.
     """
@@ -199,6 +204,9 @@ def read_config(
     for key, value in (given or {}).items():
         section, field = key.split(".", 1)
         merged.setdefault(section, {})[field] = value
+    for key, value in (defaults or {}).items():
+        section, field = key.split(".", 1)
+        merged.setdefault(section, {}).setdefault(field, value)
     for section, values in merged.items():
         for field, value in values.items():
             key = f"{section}.{field}"
