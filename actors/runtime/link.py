@@ -38,10 +38,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     count_max: int = 4096  # messages not yet acknowledged
     bytes_max: int = 64 << 20
     ack_every: int = 64  # messages; the timer serves the rest
-    ack_s: float = 0.05
+    # Nobody waits for an ack, it only empties the window; sooner, it would be most of what an idle
+    # node does. A probe is sent only when an ack is overdue.
+    ack_s: float = 0.5
     hello_s: float = 0.05
-    probe_s: float = 0.2
-    repeat_s_max: float = 1.0
+    probe_s: float = 1.0
+    repeat_s_max: float = 2.0
     stall_s: float = 30.0  # a window without progress for so long: the link is lost
 
 

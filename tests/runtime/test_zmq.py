@@ -424,6 +424,7 @@ async def test_hostile_frames_are_refused_counted_and_change_nothing(
     hostile = [
         (b"b#1/77", pickle.dumps(Evil(marker))),
         (b"b#1/78", nested),
+        (b"b#1/86", b"\x93\x03\x01" + nested),  # a valid Probe, and a field too deep to skip
         (b"b#1/79", b"\xdd\xff\xff\xff\xff"),
         (b"b#1/80", b"\xc6\xff\xff\xff\xff" + bytes(100)),
         (b"b#1/81", header, b"body"),

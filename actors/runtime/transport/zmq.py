@@ -38,7 +38,7 @@ SLACK_BYTES = 1 << 20  # a frame's header, beside the largest body of the window
 BULK_HWM = 1000
 BEAT_HWM = 4
 LINGER_MS = 50  # so long may a last Bye keep a closed socket's pipe
-FRESH_PIPE_PROBES = 4  # unanswered so often, the pipe is replaced
+FRESH_PIPE_PROBES = 3  # unanswered so often, the pipe is replaced
 ROUTES_MAX = 1024
 
 
