@@ -147,6 +147,7 @@ class Gateway(Actor):
 
         self.site = Site(self)
         host, port = await self.site.open()
+        context.spawn(self.site.hold(), name="street door")
         context.log.info("listening", host=host, port=port)
         return msgspec.msgpack.encode({"host": host, "port": port})
 

@@ -154,16 +154,28 @@ class Site:
         host, port = bound.getsockname()[:2]
         return host, port
 
+    async def hold(self) -> None:
+        """Runs as long as the gateway lives. However that ends, the port is free afterwards."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cut()
+
     async def close(self) -> None:
         """Stops listening, lets the responses that have their end go out, then cuts the rest."""
         if self.server is None:
             return
         self.server.close()
-        connections = list(self.state.connections)
-        for connection in connections:
+        for connection in list(self.state.connections):
             connection.shutdown()
         if self.state.tasks:
             await asyncio.wait(self.state.tasks, timeout=CLOSE_GRACE_S)
+        self.cut()
+
+    def cut(self) -> None:
+        """Stops listening and ends every connection at once."""
+        if self.server is not None:
+            self.server.close()
+            self.server = None
         for connection in list(self.state.connections):
             connection.transport.abort()
-        self.server = None

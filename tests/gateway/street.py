@@ -7,6 +7,7 @@ each, until `max_tokens`; `mute` keeps a request without an answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -23,6 +24,17 @@ from messages.system import ActorRow, State
 from messages.tokenizer import Cancel, Encode
 from messages.types import Fault, FinishReason, Problem, Usage, pack, unpack
 from messages.worker import Facts
+
+
+async def until_true(holds: Callable[[], object], step: Callable[[], object] = bool) -> None:
+    """Lets the loop run, and `step` between, until something holds."""
+    for _ in range(1_000_000):
+        if holds():
+            return
+        await asyncio.sleep(0)
+        step()
+    raise AssertionError("it never came to that")
+
 
 PATHS = Paths()
 CONTEXT = 64

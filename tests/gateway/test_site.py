@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from actors.gateway.site import Site
-from tests.gateway.street import Street
+from tests.gateway.street import Street, until_true
 
 T = TypeVar("T")
 
@@ -45,14 +45,7 @@ class Place:
         return got
 
     async def until_true(self, holds: Callable[[], object], *, pump: bool = True) -> None:
-        """Lets the loop (and the back end) run until something holds."""
-        for _ in range(1_000_000):
-            if holds():
-                return
-            await asyncio.sleep(0)
-            if pump:
-                self.street.back.pump()
-        raise AssertionError("it never came to that")
+        await until_true(holds, self.street.back.pump if pump else bool)
 
     async def until_idle(self) -> None:
         gateway = self.street.gateway
