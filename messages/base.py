@@ -60,3 +60,5 @@ class Header(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
     is_answer: bool = False
     # For logs and traces: which request this is about, if one.
     request: str | None = None
+    # Meant for one incarnation, not for whoever follows it: not kept over a restart in place.
+    exact: bool = False

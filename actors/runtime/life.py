@@ -198,6 +198,7 @@ class Life:
                 self._report_expired()
             if mailbox.parked:
                 self._unpark()
+                taken = taken or mailbox.take(now_s)
             if taken is None:
                 self.is_awake = False
                 return
@@ -340,7 +341,7 @@ class Life:
         if self.entry.life is self:
             self.entry.life = None
             self.entry.address = None
-        self.timers.cancel_all()
+        self.timers.close()
         for crew in self.crews.values():
             crew.close()
         for entry in self.watches:

@@ -26,7 +26,9 @@ class Full(enum.Enum):
     """What a full user lane does with one message more."""
 
     REJECT = "reject"  # the sender gets `Undelivered(FULL)`
-    WAIT = "wait"  # the sender handles nothing further until there is room
+    # The sender handles nothing further until there is room. What it sends until then is parked,
+    # at most `count_max` more; past that, and from other nodes past that, it is refused.
+    WAIT = "wait"
     DROP_OLDEST = "drop_oldest"
     DROP_NEW = "drop_new"
     COALESCE = "coalesce"  # a message takes the place of a waiting one with the same key

@@ -193,7 +193,7 @@ class Node:
             self.undelivered(envelope, address, Cause.NOBODY)
             return
         header = Header(
-            address, me, Lane.USER, deadline_s=deadline_s, question=question, request=request
+            address, me, Lane.USER, deadline_s, question, False, request, target.is_exact
         )
         if not self.peers.send(address.node, header, message):
             has_link = self.peers.is_up(address.node)
@@ -236,7 +236,14 @@ class Node:
                 if isinstance(notice, Undelivered):
                     life.put_urgent(Lane.SUPERVISION, notice)
             return
-        envelope = Envelope(body, header.sender, header.deadline_s, header.question, header.request)
+        envelope = Envelope(
+            body,
+            header.sender,
+            header.deadline_s,
+            header.question,
+            header.request,
+            header.exact,
+        )
         if header.lane is not Lane.USER:  # orders to an actor come through its node, from the root
             self.dropped(envelope, header.target, Cause.UNREADABLE)
         elif life is None or not is_there or life.state is State.STARTING:

@@ -32,7 +32,9 @@ class Outpost:
         self.incarnation = 0
         self.launched: Launched | None = None
         self.linked: asyncio.Future[None] | None = None
-        self.is_ready = False
+        self.ended: asyncio.Future[None] | None = None  # done once its death has been dealt with
+        self.is_ready = False  # may be given work
+        self.is_known = False  # has been given some: its death must be told
         self.beat_s = 0.0
         self.lag_s = 0.0
         self.verdict: Reason | None = None  # why we killed it
@@ -74,11 +76,13 @@ class Nodes:
 
     async def _launch(self, name: str, outpost: Outpost) -> None:
         root = self.root
+        assert root.transport is not None
+        if outpost.ended is not None:  # killed perhaps, but its end has not been told yet
+            await asyncio.wait([outpost.ended], timeout=HALT_S)
         outpost.incarnation += 1
         incarnation = outpost.incarnation
         outpost.verdict = None
         outpost.is_suspect = False
-        assert root.transport is not None
         boot = msgspec.structs.replace(
             root.boot,
             name=name,
@@ -88,6 +92,7 @@ class Nodes:
         launched = await self._launcher(outpost.place.kind).launch(boot)
         outpost.launched = launched
         outpost.linked = root.loop.create_future()
+        outpost.ended = root.loop.create_future()
         launched.exited.add_done_callback(
             lambda exited: self._exited(name, incarnation, exited.result())
         )
@@ -104,7 +109,7 @@ class Nodes:
             raise
         if launched.exited.done():
             raise LaunchFailed(launched.exited.result())
-        outpost.is_ready = True
+        outpost.is_ready = outpost.is_known = True
         outpost.beat_s = root.time()
         self._introduce(name, outpost)
         self.log.info("node up", peer=name, incarnation=incarnation, pid=launched.pid)
@@ -140,6 +145,7 @@ class Nodes:
         if outpost is not None and outpost.launched is not None:
             if not outpost.launched.exited.done() and outpost.verdict is None:
                 outpost.verdict = reason
+                outpost.is_ready = False
                 self.log.error("node killed", peer=name, detail=reason.detail)
             outpost.launched.kill()
 
@@ -202,8 +208,10 @@ class Nodes:
         outpost = self.outposts[name]
         if outpost.incarnation != incarnation:
             return
-        was_ready, outpost.is_ready = outpost.is_ready, False
+        was_known, outpost.is_known, outpost.is_ready = outpost.is_known, False, False
         outpost.launched = None
+        assert outpost.ended is not None
+        outpost.ended.set_result(None)
         self.root.peers.disconnect(name, incarnation)
         for other in self.ready_names():
             self.root.peers.control(other, NodeDown(name, incarnation))
@@ -218,7 +226,7 @@ class Nodes:
             )
         if outpost.linked is not None and not outpost.linked.done():
             outpost.linked.set_exception(LaunchFailed(reason))
-        elif was_ready:
+        elif was_known:
             self._died(name, incarnation, reason)
 
     # The end

@@ -38,6 +38,7 @@ class Timers:
         self._deliver = deliver
         self._timers: dict[Hashable, Timer] = {}
         self._generation = 0
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -46,6 +47,8 @@ class Timers:
         self, key: Hashable, message: Any, *, after_s: float | None, every_s: float | None
     ) -> None:
         """Starts a timer, replacing one with the same key."""
+        if self._is_closed:  # what a dead actor's tasks still ask for
+            return
         assert (after_s is None) != (every_s is None), "one of after_s and every_s"
         self.cancel(key)
         self._generation += 1
@@ -82,6 +85,8 @@ class Timers:
         if timer is not None and timer.alarm is not None:
             timer.alarm.cancel()
 
-    def cancel_all(self) -> None:
+    def close(self) -> None:
+        """Ends all timers; none starts any more."""
+        self._is_closed = True
         for key in list(self._timers):
             self.cancel(key)

@@ -284,3 +284,15 @@ async def test_rows_tell_what_an_actor_is_doing_and_for_how_long() -> None:
         assert (row.busy_with, row.mailbox_depth, row.node, row.incarnation) == ("Sleep", 3, "n", 1)
         assert row.busy_s == pytest.approx(2, abs=0.5)
         assert row.pid == p.fabric.nodes["n"].pid
+
+
+async def test_what_waits_for_room_is_not_lost_when_the_owner_crashes() -> None:
+    async with cast(TOGETHER, "WaitingCounter") as p:
+        p.tell("c", Sleep(1))
+        p.tell("c", Crash())
+        await settle()
+        p.tell("a", Relay("c", 1, times=3))
+        p.tell("a", Watch("c"))
+        await settle(3)
+        assert (p.incarnation("c"), p.actor("c").n) == (2, 3)
+        assert [s[0] for s in p.actor("a").seen] == ["up"], "the sender goes on"

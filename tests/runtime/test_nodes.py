@@ -170,3 +170,13 @@ async def test_a_node_that_loads_may_be_silent_for_longer() -> None:
     await asyncio.sleep(3)
     assert fabric.launch_count == 2, "silent for 2 s, and it was not"
     await system.stop()
+
+
+async def test_work_for_a_node_that_is_being_killed_goes_to_its_next_life() -> None:
+    root = tree(child("c", node="n"), child("d", node="n"), restarts_max=2)
+    async with play(root, "n") as p:
+        p.system.nodes.kill("n", Reason(Cause.HUNG, "for the test"))
+        await p.system.nodes.ensure("n")
+        await asyncio.sleep(1)
+        assert [p.incarnation(x) for x in "cd"] == [2, 2]
+        assert p.fabric.launch_count == 2
