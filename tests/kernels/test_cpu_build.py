@@ -70,7 +70,7 @@ def test_the_second_time_nothing_is_compiled(
     fake_compiler(tmp_path, monkeypatch, copy)
     first = build.library()
     assert build.library() == first
-    assert first.read_text() == "library\n" and log.read_text() == "once\n"
+    assert first.read_bytes()[:-32] == b"library\n" and log.read_text() == "once\n"
     assert stat.S_IMODE(empty_cache.stat().st_mode) == 0o700
 
 
@@ -109,15 +109,25 @@ def test_a_cache_that_others_may_write_is_not_used(empty_cache: Path) -> None:
 
 
 def test_a_damaged_library_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = build.library()
-    damaged = tmp_path / "cpu.so"
-    damaged.write_bytes(good.read_bytes()[:5000])
-    paths = iter([damaged, good])
-    monkeypatch.setattr(build, "library", lambda: next(paths))
-    library = native.load.__wrapped__()
-    assert library.hs_set_threads(2) == 0 and not damaged.exists()
+    copy = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    fake_compiler(tmp_path, monkeypatch, copy)
+    path = build.library()
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:20], whole[:-1], b"x" + whole[1:]):
+        path.write_bytes(damaged)
+        assert build.library() == path and path.read_bytes() == whole
+
+
+def test_a_library_that_can_not_be_loaded_is_a_reason(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_compiler(
+        tmp_path, monkeypatch, 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    )
+    with pytest.raises(OpsUnavailable, match="can't be loaded"):
+        native.load.__wrapped__()
 
 
 def test_a_library_that_computes_wrongly_is_not_used() -> None:

@@ -1,9 +1,10 @@
 """This file compiles the C sources of the fast CPU path and keeps the result in the user's cache.
 
 It does not know what the sources do. The result's name is a hash of all that it depends on (the
-sources, the flags, the compiler's version, the CPU), so a cached file is never stale; processes
-that start together wait for the first to compile. Nothing is run from a directory that another
-user may write to.
+sources, the flags, the compiler's version, the CPU), so a cached file is never stale; a checksum at
+its end tells a damaged one, which would kill the process that loads it. Processes that start
+together wait for the first to compile. Nothing is run from a directory that another user may write
+to.
 """
 
 from __future__ import annotations
@@ -45,13 +46,22 @@ def library() -> Path:
         digest.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
     directory = cache_directory()
     path = directory / f"cpu-{digest.hexdigest()[:32]}.so"
-    if path.exists():
+    if intact(path):
         return path
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():  # else another process compiled it while this one waited
+        if not intact(path):  # else another process compiled it while this one waited
             compile_to(path, compiler, [str(each) for each in sources if each.suffix == ".c"])
     return path
+
+
+def intact(path: Path) -> bool:
+    """Whether a file is there that ends with the checksum of the rest (see `compile_to`)."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return len(content) > 32 and hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def cpu_identity() -> str:
@@ -111,6 +121,9 @@ def compile_to(path: Path, compiler: str, sources: list[str]) -> None:
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "error" in line]
             raise OpsUnavailable(f"the compiler failed: {(lines or ['no message'])[0].strip()}")
+        with open(partial, "r+b") as file:
+            digest = hashlib.sha256(file.read()).digest()
+            file.write(digest)  # what follows an ELF file's sections is nobody else's business
         os.replace(partial, path)
     except (OSError, subprocess.SubprocessError) as error:
         raise OpsUnavailable(f"the compiler could not be run: {error}") from error

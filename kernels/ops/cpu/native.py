@@ -123,15 +123,10 @@ def load() -> ctypes.CDLL:
 
     Raises OpsUnavailable with the reason why there is none (and again at each call).
     """
-    path = build.library()
     try:
-        library = open_library(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)  # cut short by a full disk, say: compile once more
-        try:
-            library = open_library(str(build.library()))
-        except OSError as error:
-            raise OpsUnavailable(f"the compiled library can't be loaded: {error}") from error
+        library = open_library(str(build.library()))
+    except OSError as error:
+        raise OpsUnavailable(f"the compiled library can't be loaded: {error}") from error
     check(library.hs_set_threads(len(os.sched_getaffinity(0))))
     return library
 
