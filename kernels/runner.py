@@ -181,18 +181,17 @@ FAILED_BEFORE = "an earlier step of this sequence has failed"
 def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -> Runner:
     if options.dtype not in DTYPES:
         raise BadConfig(f"unknown dtype {options.dtype!r}; known are: {', '.join(DTYPES)}")
-    threads = options.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
     source = open_source(path, options)
     config = read_config(source)
     device = torch.device("cpu" if options.device == "auto" else options.device)
     notes: list[str] = []
     ops, dtype = settle_ops(options, source.weight_format, device, notes)
+    ops.set_threads(options.threads or len(os.sched_getaffinity(0)))
     context_len = settle_context(options.context_len, config.context_len)
     model = Decoder(config, source, ops, dtype, context_len, progress)
     source.finish()
 
-    kv_dtype = ops.activation_dtype(dtype)
+    kv_dtype = ops.kv_dtype(dtype)
     attention = settle_attention(options, config, kv_dtype, device, notes)
     page_count = settle_pages(options, config, kv_dtype, context_len, device)
     kv = KvPool(config.layer_count, config.heads, page_count, options.page_size, kv_dtype, device)

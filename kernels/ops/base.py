@@ -75,6 +75,10 @@ class Ops(Protocol):
         """What the KV pool is kept in for `dtype`; compiled CPU operators halve it to bfloat16."""
         ...
 
+    def set_threads(self, count: int) -> None:
+        """How many threads of the host operators may use; of this process as a whole."""
+        ...
+
     def fuse(self, decoder: Any) -> FusedForward | None:
         """All of `decoder` (a loaded `layers.decoder.Decoder`) in one call, where that exists."""
         ...

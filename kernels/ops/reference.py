@@ -49,6 +49,9 @@ class ReferenceOps:
     def kv_dtype(self, dtype: str) -> torch.dtype:
         return DTYPES[dtype]
 
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
     def fuse(self, decoder: Any) -> None:
         return None
 

@@ -65,6 +65,7 @@ class CpuOps:
         return torch.float32 if dtype == "float32" else torch.bfloat16
 
     def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
         native.check(self.library.hs_set_threads(count))
 
     def fuse(self, decoder: Any) -> CpuDecoder | None:
