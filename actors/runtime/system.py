@@ -311,15 +311,12 @@ class System:
         return leaf is not None and leaf.is_alive and leaf.incarnation == address.incarnation
 
     def _node_died(self, name: str, incarnation: int, reason: Reason) -> None:
-        say = self.log.info if self._is_stopped else self.log.error
-        say(
-            "node ended" if self._is_stopped else "node died",
-            peer=name,
-            incarnation=incarnation,
-            cause=str(reason.cause),
-            detail=reason.detail,
-            last_lines=reason.last_lines,
-        )
+        known = {"peer": name, "incarnation": incarnation, "detail": reason.detail}
+        if self._is_stopped:
+            self.log.info("node ended", **known)
+        else:
+            known |= {"cause": str(reason.cause), "last_lines": reason.last_lines}
+            self.log.error("node died", **known)
         for leaf in self.leaves.values():
             if leaf.is_alive and leaf.child.node == name:
                 if self._life_nodes.get(leaf.path) == incarnation:
