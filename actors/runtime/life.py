@@ -61,7 +61,7 @@ class Life:
         self.current: Envelope | None = None
         self.current_kind: str | None = None  # of what is not an envelope: on_start, on_stop
         self.task: asyncio.Task[None] | None = None
-        self.spawned: set[asyncio.Task[Any]] = set()
+        self.spawned: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set of objects
         self.crews: dict[str, Crew] = {}
         self.jobs: dict[int, tuple[str, float]] = {}  # offloaded: lane, since
         self.watches: list[Entry] = []

@@ -101,12 +101,12 @@ class LiveContext(Context):
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
         task = self._node.loop.create_task(coro, name=f"{self.address} {name}")
-        self._life.spawned.add(task)
+        self._life.spawned[task] = None
         task.add_done_callback(self._spawned_done)
         return task
 
     def _spawned_done(self, task: asyncio.Task[Any]) -> None:
-        self._life.spawned.discard(task)
+        self._life.spawned.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._life.crash(error)
 

@@ -127,10 +127,11 @@ class Nodes:
                 peers.control(name, NodeUp(other_name, other.incarnation, other.launched.endpoint))
 
     def pid(self, name: str) -> int:
+        """The process of a node; 0 while it has none."""
         outpost = self.outposts.get(name)
-        if outpost is None or outpost.launched is None:
+        if outpost is None:
             return self.root.pid
-        return outpost.launched.pid
+        return outpost.launched.pid if outpost.launched is not None else 0
 
     def incarnation(self, name: str) -> int:
         outpost = self.outposts.get(name)

@@ -100,7 +100,7 @@ class Branch:
         self.gave_up: Callable[[Reason], None] | None = None  # set at the root
         self._dead: dict[str, Reason] = {}
         self._is_gathering = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set of objects
         self._busy: set[str] = set()  # children of a restart that is under way
 
     # Start and stop
@@ -175,8 +175,8 @@ class Branch:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.stage.loop.create_task(work, name=f"supervisor {self.path or 'root'}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _again(self, decision: Again) -> None:
         stage = self.stage
