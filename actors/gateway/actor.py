@@ -287,7 +287,12 @@ class Gateway(Actor):
             self._settle()
 
     def on_up(self, up: Up) -> None:
-        self.down.discard(up.address.path)
+        path = up.address.path
+        if path in self.down and path == self.paths.tokenizer:
+            # Cancels may have been lost with it; a second one is harmless.
+            for cancel in self.ledger.cancels():
+                self.tokenizer.tell(cancel, request=cancel.request)
+        self.down.discard(path)
         self.on_resume(Resume())
 
     def on_down(self, down: Down) -> None:
@@ -296,7 +301,7 @@ class Gateway(Actor):
             return
         self.down.add(path)
         if path == self.paths.tokenizer:
-            self._interrupt(lambda record: record.stage in (Stage.ENCODING, Stage.CANCELLED))
+            self._interrupt(lambda record: record.stage is Stage.ENCODING)
         elif path == self.paths.router:
             self._interrupt(lambda record: not record.token_count and not record.is_check)
         else:

@@ -207,6 +207,14 @@ class Ledger:
             result.parked.append(record)
         return result
 
+    def cancels(self) -> list[Cancel]:
+        """The cancels whose terminal message has not come, to be sent again."""
+        return [
+            Cancel(request=record.request, attempt=record.attempt)
+            for record in self
+            if record.stage is Stage.CANCELLED
+        ]
+
     def parked(self) -> list[Record]:
         return [record for record in self if record.stage is Stage.PARKED]
 

@@ -331,6 +331,19 @@ def test_a_lost_tokenizer_concerns_only_what_it_had() -> None:
     assert len(read(first)) == 1
 
 
+def test_a_cancel_lost_with_the_tokenizer_is_sent_again() -> None:
+    cell = started()
+    stream, (encode,) = opened(cell)
+    cell.tell(Encoded(encode.request, 1, 3))
+    stream.close()
+    cell.take()
+    cell.down("tokenizer")
+    cell.up("tokenizer")
+    assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
+    cell.tell(Deltas((delta(encode, 0, "", FinishReason.ABORT),)))
+    assert len(gateway_of(cell).ledger) == 0
+
+
 def test_a_part_that_stays_lost_ends_the_call_with_a_clear_error() -> None:
     cell = started(recover_s=5.0)
     stream, _ = opened(cell)
