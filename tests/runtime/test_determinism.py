@@ -1,6 +1,6 @@
-"""Goal: a simulated system is a function of its seed. Method: a tree under seeded kills, crashes and
-late links; everything that was seen, with its time, must be the same again, also in processes with
-other hash seeds."""
+"""Goal: a simulated system is a function of its seed. Method: a tree under seeded kills, crashes
+and late links; everything that was seen, with its time, must be the same again, also in processes
+with other hash seeds."""
 
 from __future__ import annotations
 
