@@ -248,7 +248,7 @@ class Ledger:
 
     def _current(self, request: str, attempt: int) -> Record | None:
         record = self.records.get(request)
-        if record is None or record.attempt != attempt:
+        if record is None or record.attempt != attempt or not attempt:
             self.dropped_count += 1
             return None
         return record

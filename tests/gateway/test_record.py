@@ -175,6 +175,13 @@ def test_a_checked_prompt_ends_with_its_encoding() -> None:
     assert len(ledger) == 0
 
 
+def test_nothing_is_taken_for_a_request_that_was_not_sent() -> None:
+    ledger = Ledger()
+    record = Record(run_encodes(Call(prompts=(Prompt(text="x"),)), "c", HERE)[0], "c", 0, 0.0)
+    ledger.add(record)
+    assert ledger.take(delta(record, 0, 5), 1.0) == (Verdict.DROPPED, None)
+
+
 def test_a_delta_may_overtake_encoded() -> None:
     ledger = Ledger()
     record = opened(ledger)
