@@ -17,18 +17,14 @@ from typing import Any, Protocol
 import structlog
 
 from actors.runtime.actor import Actor
+from actors.runtime.arrivals import Arrivals
 from actors.runtime.clock import clock_of
 from actors.runtime.codec import (
     Body,
-    Unreadable,
-    as_message,
     encode,
     kind_of,
-    node_decoder,
-    notice_decoder,
-    root_decoder,
 )
-from actors.runtime.context import Rejected, Reply
+from actors.runtime.context import Rejected
 from actors.runtime.directory import Change, Entry, Notes
 from actors.runtime.flush import METRICS_PATH, Flusher
 from actors.runtime.host import Host
@@ -37,6 +33,7 @@ from actors.runtime.life import Life
 from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
 from actors.runtime.questions import Questions
+from actors.runtime.rows import rows_of
 from actors.runtime.tally import Tally
 from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
@@ -115,10 +112,11 @@ class Node:
         self.ended: asyncio.Future[Reason] = self.loop.create_future()
         self.loop_lag_s = 0.0
         self.host = Host(self)
+        self.arrivals = Arrivals(self)
         self._reports: list[Any] = []  # to our own office
         self._said_rows: dict[str, ActorRow] = {}
         self._pulse: asyncio.TimerHandle | None = None
-        self._is_halted = False
+        self.is_halted = False
 
     # Its own life
 
@@ -138,9 +136,9 @@ class Node:
 
     def halt(self, reason: Reason) -> None:
         """Kills what is left. Waits for nothing."""
-        if self._is_halted:
+        if self.is_halted:
             return
-        self._is_halted = True
+        self.is_halted = True
         for life in list(self.lives.values()):
             life.end(reason)
         self.host.close()
@@ -179,7 +177,7 @@ class Node:
         envelope = Envelope(message, me, deadline_s, question, request, target.is_exact)
         life: Life | None = target.life
         if life is not None:
-            self._deliver(
+            self.arrivals.deliver(
                 life, envelope, encode(message) if self.encode_always else message, sender
             )
             return
@@ -199,90 +197,11 @@ class Node:
             has_link = self.peers.is_up(address.node)
             self.undelivered(envelope, address, Cause.FULL if has_link else Cause.UNREACHABLE)
 
-    def _deliver(self, life: Life, envelope: Envelope, body: Body, sender: Life | None) -> None:
-        try:
-            message = as_message(life.decoder, body)
-        except Unreadable as error:
-            self.log.warning("unreadable", target=str(life.address), detail=str(error))
-            self.undelivered(envelope, life.address, Cause.UNREADABLE)
-            return
-        if type(message) not in life.accepted:
-            self.undelivered(envelope, life.address, Cause.UNREADABLE)
-            return
-        envelope.body = message
-        if not isinstance(body, Message):
-            envelope.size_bytes = max(len(body), 1)
-        life.put(envelope, sender)
-
     # Arriving (the node as its transport sees it)
 
     def arrive(self, node: str, header: Header, body: Body) -> None:
-        target = header.target
-        if self._is_halted or target.node != self.name:
-            return
-        if target.path == "":
-            self._arrive_control(node, header, body)
-        elif header.is_answer:
-            self._arrive_answer(header, body)
-        else:
-            self._arrive_for_actor(header, body)
-
-    def _arrive_for_actor(self, header: Header, body: Body) -> None:
-        life = self.lives.get(header.target.path)
-        is_there = life is not None and life.address == header.target and not life.is_dead
-        if header.lane is Lane.SUPERVISION:
-            if is_there and life is not None and life.wants_undelivered:
-                notice = self._read(notice_decoder, body)
-                if isinstance(notice, Undelivered):
-                    life.put_urgent(Lane.SUPERVISION, notice)
-            return
-        envelope = Envelope(
-            body,
-            header.sender,
-            header.deadline_s,
-            header.question,
-            header.request,
-            header.exact,
-        )
-        if header.lane is not Lane.USER:  # orders to an actor come through its node, from the root
-            self.dropped(envelope, header.target, Cause.UNREADABLE)
-        elif life is None or not is_there or life.state is State.STARTING:
-            self.undelivered(envelope, header.target, Cause.NOBODY)
-        else:
-            self._deliver(life, envelope, body, None)
-
-    def _arrive_answer(self, header: Header, body: Body) -> None:
-        question = self.questions.find(header.question, header.target)
-        if question is None:
-            envelope = Envelope(body, header.sender)
-            self.dropped(envelope, header.target, Cause.EXPIRED)
-            return
-        assert header.question is not None
-        if header.lane is Lane.SUPERVISION:
-            notice = self._read(notice_decoder, body)
-            cause = notice.cause if isinstance(notice, Undelivered) else Cause.UNREADABLE
-            self.questions.resolve(header.question, Rejected(cause))
-            return
-        decoder = question.asker.answer_decoder
-        message = self._read(decoder, body) if decoder is not None else None
-        self._resolve_reply(header.question, question.asker, message)
-
-    def _arrive_control(self, node: str, header: Header, body: Body) -> None:
-        if self.office is not None:
-            message = self._read(root_decoder, body)
-            if message is not None and header.target.incarnation == self.address.incarnation:
-                self.office.report(node, message)
-        elif node == self.boot.root and header.target == self.address:
-            message = self._read(node_decoder, body)
-            if message is not None:
-                self.obey(message)
-
-    def _read(self, decoder: Any, body: Body) -> Any:
-        try:
-            return as_message(decoder, body)
-        except Unreadable as error:
-            self.log.warning("unreadable", detail=str(error))
-            return None
+        if not self.is_halted:
+            self.arrivals.arrive(node, header, body)
 
     def obey(self, message: Any) -> None:
         """Does what the root says."""
@@ -305,7 +224,7 @@ class Node:
 
     def link_down(self, node: str, reason: Reason) -> None:
         incarnation = self.peers.link_down(node)
-        if incarnation is None or self._is_halted:
+        if incarnation is None or self.is_halted:
             return
         if self.office is not None:
             self.office.link_lost(node, incarnation, reason)
@@ -357,26 +276,7 @@ class Node:
 
     def actors(self) -> list[ActorRow]:
         """All that this node knows, one row for each path."""
-        now_s = self.time()
-        rows = []
-        for path, entry in self.entries.items():
-            known = entry.known
-            if known is None:
-                continue
-            life = self.lives.get(path)
-            row = life.row(now_s) if life is not None else self.remote_rows.get(path)
-            if row is None or row.incarnation != known.incarnation:
-                row = ActorRow(path, known.node, known.pid, known.state, known.incarnation, 0)
-            state = row.state if life is not None else known.state
-            fields = {f: getattr(row, f) for f in row.__struct_fields__}
-            fields |= {
-                "state": state,
-                "pid": known.pid or row.pid,
-                "restarts": known.restarts,
-                "last_exit": known.last_exit,
-            }
-            rows.append(ActorRow(**fields))
-        return rows
+        return rows_of(self)
 
     # Asks
 
@@ -390,14 +290,7 @@ class Node:
                 self.dropped(Envelope(message, life.address), asker, Cause.UNREACHABLE)
             return
         header = Header(asker, life.address, question=number, is_answer=True)
-        self._arrive_answer(header, encode(message) if self.encode_always else message)
-
-    def _resolve_reply(self, number: int, asker: Life, message: Any) -> None:
-        if message is None or type(message) not in asker.answers:
-            self.log.warning("answer not in `answers`", asker=str(asker.address))
-            self.questions.resolve(number, Rejected(Cause.UNREADABLE))
-        else:
-            self.questions.resolve(number, Reply(message))
+        self.arrivals.take_answer(header, encode(message) if self.encode_always else message)
 
     # What did not arrive
 
@@ -464,7 +357,7 @@ class Node:
             self._reports.append(message)
             if len(self._reports) == 1:
                 self.loop.call_soon(self._hand_reports)
-        elif not self._is_halted and not self.peers.control(self.boot.root, message):
+        elif not self.is_halted and not self.peers.control(self.boot.root, message):
             self.halt(Reason(Cause.UNREACHABLE, "the root node takes no reports"))
 
     def _hand_reports(self) -> None:

@@ -281,10 +281,11 @@ class System:
         match message:
             case Ready(address):
                 starting = self._starting.get(address.path)
-                if starting is not None and self._is_present(address) and not starting.done():
-                    starting.set_result(message)
+                if starting is not None and not starting.done():
+                    if self._is_present(node, address):
+                        starting.set_result(message)
             case Exited(address, reason):
-                if self._is_present(address):
+                if self._is_present(node, address):
                     self._leaf_died(self.leaves[address.path], reason)
             case Drained(address):
                 drained = self._drains.get(address.path)
@@ -306,9 +307,12 @@ class System:
     def tick(self, lag_s: float) -> None:
         self.nodes.tick(lag_s)
 
-    def _is_present(self, address: Address) -> bool:
+    def _is_present(self, node: str, address: Address) -> bool:
+        """Whether a report is about a life that is thought alive, and from where that lives."""
         leaf = self.leaves.get(address.path)
-        return leaf is not None and leaf.is_alive and leaf.incarnation == address.incarnation
+        if leaf is None or not leaf.is_alive or leaf.child.node != node:
+            return False
+        return leaf.incarnation == address.incarnation
 
     def _node_died(self, name: str, incarnation: int, reason: Reason) -> None:
         known = {"peer": name, "incarnation": incarnation, "detail": reason.detail}

@@ -180,3 +180,30 @@ async def test_work_for_a_node_that_is_being_killed_goes_to_its_next_life() -> N
         await asyncio.sleep(1)
         assert [p.incarnation(x) for x in "cd"] == [2, 2]
         assert p.fabric.launch_count == 2
+
+
+async def test_watchers_on_every_node_hear_the_same() -> None:
+    root = tree(
+        child("c", node="n"),
+        child("a", "Caller", node="m"),
+        child("b", "Caller", node="n"),
+        child("r", "Caller"),
+        strategy=Strategy.ONE_FOR_ONE,
+    )
+    async with play(root, "n", "m", weather=Weather(5, delay_s_max=0.05)) as p:
+        for path in "abr":
+            p.tell(path, Watch("c"))
+        await asyncio.sleep(0.5)
+        await p.crash("c", 1)
+        expected = [("up", 1), ("down", 1, Cause.CRASHED), ("up", 2)]
+        assert [p.actor(path).seen for path in "abr"] == [expected] * 3
+
+
+async def test_a_report_about_an_actor_of_another_node_changes_nothing() -> None:
+    from messages.base import Address
+    from messages.system import Exited
+
+    async with play(tree(child("c", node="n"), child("a", "Caller", node="m")), "n", "m") as p:
+        p.system.report("m", Exited(Address("n", "c", 1), Reason(Cause.CRASHED, "a lie")))
+        await asyncio.sleep(1)
+        assert (p.incarnation("c"), p.state("c")) == (1, "running")
