@@ -472,7 +472,10 @@ def logs(arguments: argparse.Namespace) -> int:
         directory = find_run(base, arguments.run_name)
     except FileNotFoundError as error:
         return complain(str(error))
-    choice = Choice(request=arguments.request, actor=arguments.actor, level=arguments.level)
+    request = arguments.request
+    if request:  # as a client knows it, or as the log does
+        request = request.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    choice = Choice(request=request, actor=arguments.actor, level=arguments.level)
     tell(f"{directory}")
     colors = sys.stdout.isatty()
     for line in tail(directory, choice, follow=arguments.follow):

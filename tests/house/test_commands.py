@@ -1,0 +1,156 @@
+"""`generate`, `chat` and `logs` as a user runs them, with the tiny model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.house.server import ROOT, WAIT_S, Server, eventually
+
+
+class Command:
+    """Runs `python -m app COMMAND` on the tiny model."""
+
+    def __init__(self, model: Path, log_dir: Path) -> None:
+        self.model = model
+        self.log_dir = log_dir
+
+    def words(self, command: str, *words: str) -> list[str]:
+        found = [sys.executable, "-m", "app", command, "--log-dir", str(self.log_dir)]
+        if command != "logs":
+            found += ["--model", str(self.model), "--dtype", "float32"]
+            found += ["--threads", "1", "--kv-tokens", "4096"]
+        return [*found, *words]
+
+    def __call__(self, command: str, *words: str, stdin: str = "") -> Any:
+        return subprocess.run(
+            self.words(command, *words),
+            input=stdin,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+
+@pytest.fixture
+def run(tiny: Path, tmp_path: Path) -> Command:
+    return Command(tiny, tmp_path)
+
+
+def test_a_prompt_is_completed_on_stdout(run: Command) -> None:
+    words = ("--max-tokens", "8", "--temperature", "0")
+    ran = run("generate", "The house", *words)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip("\n")
+    # As JSON, and from stdin, it is the same.
+    as_json = run("generate", "--json", *words, stdin="The house\n")
+    line = json.loads(as_json.stdout)
+    assert line["text"] + "\n" == ran.stdout
+    assert line["usage"]["completion_tokens"] <= 8
+
+
+def test_lines_go_in_and_out_in_order(run: Command, tmp_path: Path) -> None:
+    asked = [
+        {"prompt": "The house", "max_tokens": 3, "ignore_eos": True},
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True},
+        {"prompt": "x", "max_tokens": 5, "ignore_eos": True},
+    ]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, asked)), "utf-8")
+    ran = run("generate", "--file", str(source), "--out", str(out), "--temperature", "0")
+    assert ran.returncode == 0, ran.stderr
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2]
+    assert [line["usage"]["completion_tokens"] for line in lines] == [3, 4, 5]
+    assert all(line["finish_reason"] == "length" for line in lines)
+
+
+def test_a_refused_line_is_said_and_the_others_are_answered(run: Command) -> None:
+    ran = run("generate", stdin='{"prompt":"x","temperature":-1}\n{"prompt":"y","max_tokens":2}\n')
+    assert ran.returncode == 1
+    first, second = map(json.loads, ran.stdout.splitlines())
+    assert "temperature" in first["error"]
+    assert second["text"] is not None
+
+
+def test_a_model_that_is_not_there_is_named(run: Command) -> None:
+    run.model = Path("/no/such/model")
+    ran = run("generate", "x")
+    assert ran.returncode == 1
+    assert "/no/such/model" in ran.stderr.splitlines()[-1]
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_chat_answers_forgets_and_leaves(run: Command) -> None:
+    ran = run(
+        "chat",
+        "--max-tokens",
+        "6",
+        "--temperature",
+        "0",
+        stdin="Hello\n/reset\nHello\n/exit\nnever read\n",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "forgotten" in ran.stderr
+    answers = [part for part in ran.stdout.split("> ") if part.strip()]
+    assert len(answers) == 2
+    assert answers[0] == answers[1]
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(run: Command) -> None:
+    with subprocess.Popen(
+        run.words("chat", "--max-tokens", "480", "--temperature", "0"),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        chat.stdin.write("Hello\n")
+        chat.stdin.flush()
+        chat.stdout.read(len("> ") + 8)  # the answer has begun
+        chat.send_signal(signal.SIGINT)
+        out, _ = chat.communicate("/exit\n", timeout=WAIT_S)
+        assert chat.returncode == 0
+    assert out.rstrip().endswith(">")
+
+
+def test_logs_shows_a_run_and_follows_one(serve: Callable[..., Server]) -> None:
+    server = serve("--placement", "processes").wait_ready()
+    run = Command(Path(), server.log_dir)
+    shown = run("logs")
+    assert shown.returncode == 0, shown.stderr
+    assert "model loaded" in shown.stdout
+    only = run("logs", "--actor", "gateway", "--json")
+    lines = [json.loads(line) for line in only.stdout.splitlines()]
+    assert lines
+    assert {line["actor"] for line in lines} == {"gateway"}
+    assert run("logs", "--run", "nonsense").returncode == 1
+    with subprocess.Popen(
+        run.words("logs", "-f"), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as follow:
+        assert follow.stdout is not None
+        model = server.model()
+        reply = server.client().completions.create(model=model, prompt="x", max_tokens=2)
+        wanted = reply.id.split("-")[-1]
+        assert any(wanted in line for line in follow.stdout)
+        follow.send_signal(signal.SIGINT)
+        assert follow.wait(WAIT_S) == 128 + signal.SIGINT
+    mine = run("logs", "--request", wanted)
+    assert wanted in mine.stdout
+
+
+def test_the_server_says_where_it_is_once_it_answers(serve: Callable[..., Server]) -> None:
+    server = serve("--placement", "inline").wait_ready()
+    eventually(lambda: f"Serving tiny-llama on {server.url}" in server.said(), "it says so")
