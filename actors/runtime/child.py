@@ -39,8 +39,22 @@ class Ready:
 
 
 def tie_to_parent(life_fd: int) -> None:
-    """From here on this process dies with its parent, also while it is stuck in foreign code."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """From here on this process dies with its parent, also while it is stuck in foreign code.
+
+    A thread sees the end of the pipe and takes along what this process has started. Where a stuck
+    call holds the interpreter's lock, that thread does not run: then the kernel's signal, a second
+    later, must do without it.
+    """
+    # Killed at once by the parent-death signal, the process could not take anybody along. So that
+    # signal is SIGHUP, and its handler the C library's own `alarm`, which gets the signal's number,
+    # 1, as the seconds until SIGALRM, whose default is death. No Python code runs for it.
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGALRM})
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
 
     def watch() -> None:
         with contextlib.suppress(OSError):

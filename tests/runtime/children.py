@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -67,11 +68,20 @@ async def crashing_hard(boot: ChildBoot, ready: Ready) -> int:
 
 async def spinning(boot: ChildBoot, ready: Ready) -> int:
     """Its loop never runs again, and it ignores what it can."""
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     ready.tell("test://")
     while True:
         spin()
+
+
+async def holding_the_gil(boot: ChildBoot, ready: Ready) -> int:
+    """Stuck in foreign code, so that not even its threads run."""
+    ready.tell("test://")
+    mutex = ctypes.create_string_buffer(256)
+    for _ in range(2):  # the second time for ever, whatever signals come
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
+    return 0
 
 
 async def with_a_child(boot: ChildBoot, ready: Ready) -> int:

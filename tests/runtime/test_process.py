@@ -210,7 +210,7 @@ class Parent:
 
 
 def test_no_child_outlives_a_killed_parent_and_the_next_run_cleans_up(tmp_path: Path) -> None:
-    parent = Parent(tmp_path, "until_told", "spinning", "with_a_child")
+    parent = Parent(tmp_path, "holding_the_gil", "spinning", "with_a_child", "until_told")
     shm = rundir.SHM_DIR / parent.shm
     try:
         assert shm.exists() and parent.path.exists()

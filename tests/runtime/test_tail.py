@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.runtime.log import LogFile
 from actors.runtime.merge import Choice, Line, Merge, Splitter, is_part
-from actors.runtime.tail import find_run, tail
+from actors.runtime.tail import Source, find_run, tail
 
 
 def line_bytes(time: int, event: str = "e", **fields: str) -> bytes:
@@ -132,6 +132,33 @@ def test_a_line_newer_than_the_round_waits_for_the_older_ones_of_others(tmp_path
     clock = iter([stamp(1), stamp(4), stamp(8)])
     shown = tail(tmp_path, follow=True, wait=steps, now=lambda: next(clock))
     assert events(shown) == ["a5", "b7"]
+
+
+def test_a_line_newer_than_the_beginning_waits_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line_bytes(5, "a5") + b"\n")
+    late = Writing(lambda: append(tmp_path / "b.jsonl", line_bytes(3, "b3") + b"\n"))
+    clock = iter([stamp(1), stamp(9)])
+    assert events(tail(tmp_path, follow=True, wait=late, now=lambda: next(clock))) == ["b3", "a5"]
+
+
+def test_what_is_written_just_before_a_rotation_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Between the end of the file and the look for the next one.
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line_bytes(1, "1") + b"\n")
+    look = Source._open_following
+    rotations = iter([True])
+
+    def rotate_first(source: Source) -> int | None:
+        if next(rotations, False):
+            append(path, line_bytes(2, "2") + b"\n")
+            path.rename(tmp_path / "a.jsonl.1")
+            append(path, line_bytes(3, "3") + b"\n")
+        return look(source)
+
+    monkeypatch.setattr(Source, "_open_following", rotate_first)
+    assert events(tail(tmp_path)) == ["1", "2", "3"]
 
 
 def test_a_file_that_was_emptied_is_read_anew(tmp_path: Path) -> None:

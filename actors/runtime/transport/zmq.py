@@ -41,6 +41,10 @@ LINGER_MS = 50  # so long may a last Bye keep a closed socket's pipe
 FRESH_PIPE_PROBES = 3  # unanswered so often, the pipe is replaced
 ROUTES_MAX = 1024
 
+# As plain ints: an enum's `&` and `|` cost as much as a small message's decoding.
+READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
+NO_WAIT, MORE_NO_WAIT = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
 
 class Route(NamedTuple):
     """Who is at the other end of a pipe, by its routing id."""
@@ -282,17 +286,17 @@ class ZmqTransport:
         encoded = self._encoder.encode(frame)
         try:
             if body is None:
-                dealer.send(encoded, zmq.DONTWAIT)
+                dealer.send(encoded, NO_WAIT)
             else:
-                dealer.send(encoded, zmq.DONTWAIT | zmq.SNDMORE)
-                dealer.send(body, zmq.DONTWAIT, copy=len(body) < COPY_BYTES_MAX)
+                dealer.send(encoded, MORE_NO_WAIT)
+                dealer.send(body, NO_WAIT, copy=len(body) < COPY_BYTES_MAX)
         except zmq.Again:
             return False
         return True
 
     def _writable(self, peer: Peer) -> None:
         # Reading EVENTS is what clears the descriptor.
-        if peer.dealer is not None and _events(peer.dealer) & zmq.POLLOUT:
+        if peer.dealer is not None and _events(peer.dealer) & WRITABLE:
             self._flush(peer.link.peer, peer)
 
     def _wake(self, node: str, peer: Peer) -> None:
@@ -321,10 +325,10 @@ class ZmqTransport:
         is_empty = False
         try:
             for _ in range(BATCH_MAX):
-                if self._inbox.closed or not _events(self._inbox) & zmq.POLLIN:
+                if self._inbox.closed or not _events(self._inbox) & READABLE:
                     is_empty = True
                     return
-                self._take(self._inbox.recv_multipart(zmq.DONTWAIT, copy=False))
+                self._take(self._inbox.recv_multipart(NO_WAIT, copy=False))
         finally:
             self._is_draining = not is_empty
             if not is_empty:
@@ -409,9 +413,9 @@ class ZmqTransport:
     def _read_beats(self) -> None:
         now_s = self._loop.time()
         for _ in range(BATCH_MAX):
-            if self._beats.closed or not _events(self._beats) & zmq.POLLIN:
+            if self._beats.closed or not _events(self._beats) & READABLE:
                 return
-            frames = self._beats.recv_multipart(zmq.DONTWAIT)
+            frames = self._beats.recv_multipart(NO_WAIT)
             route = self._route(frames[0])
             peer = None if route is None else self._peers.get(route.node)
             if route is None or peer is None or route.pipe != peer.pipe_in:
@@ -427,7 +431,7 @@ class ZmqTransport:
         for node, peer in list(self._peers.items()):
             if peer.link.is_up and peer.beat is not None:
                 with contextlib.suppress(zmq.Again):  # it reads none: that is for it to answer
-                    peer.beat.send(b"", zmq.DONTWAIT)
+                    peer.beat.send(b"", NO_WAIT)
             self._flush(node, peer)
         for node in self._pulse.tick(self._loop.time()):
             peer = self._peers[node]
