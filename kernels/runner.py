@@ -111,7 +111,13 @@ class Runner:
         try:
             with torch.inference_mode():
                 logits = self.forward(batch)
-                sampled = sample(logits, self.slots, batch.sampled_slots, self.facts.eos_ids)
+                sampled = sample(
+                    logits,
+                    self.slots,
+                    batch.sampled_slots,
+                    self.facts.eos_ids,
+                    self.model.ops,
+                )
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
                 raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error

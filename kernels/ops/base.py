@@ -131,6 +131,11 @@ class Ops(Protocol):
         """[T, 2F] -> silu(gate) * up [T, F], gate being the first F columns."""
         ...
 
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """float32 [S, vocab] -> the largest of each row (NaN if there is one) and the first id at
+        which it stands, int64 [S]."""
+        ...
+
 
 # name -> factory(device); a factory raises OpsUnavailable with the reason.
 OPS: Registry[Callable[[torch.device], Ops]] = Registry("ops", "kernels.ops")

@@ -117,6 +117,10 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return (exact.silu(gate) if self.exact(gate.dtype) else functional.silu(gate)) * up
 
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        peak, tokens = logits.max(dim=-1)
+        return peak, tokens
+
     def exact(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float32 and self.device.type == "cpu"
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.batch import Ints, TokenLogprobs
+from kernels.ops.base import Ops
 from kernels.slots import GREEDY_BELOW, SamplingColumns, Slots
 
 LOGPROB_MIN = -9999.0  # JSON has no -inf
@@ -35,9 +36,9 @@ class Sampled:
     logprobs: list[TokenLogprobs | None] | None  # None: no row asked
 
 
-def sample(logits: Tensor, slots: Slots, rows: Ints, eos_ids: tuple[int, ...]) -> Sampled:
+def sample(logits: Tensor, slots: Slots, rows: Ints, eos_ids: tuple[int, ...], ops: Ops) -> Sampled:
     """A token for each of the slots `rows` [S] from logits float32 [S, vocab], which stay."""
-    peak, tokens = logits.max(dim=-1)  # the first of equals; NaN if there is one
+    peak, tokens = ops.best(logits)
     failed = ~torch.isfinite(peak)
     logprobs = None
     special = np.flatnonzero(~slots.columns.plain[rows])

@@ -93,3 +93,24 @@ def test_rows_have_the_same_bits_alone_and_together() -> None:
             for i, row in enumerate(x):
                 assert torch.equal(OPS.rms_norm(row[None], weight, 1e-5)[0], together[0][i])
                 assert torch.equal(OPS.silu_mul(row[None])[0], together[1][i])
+
+
+@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 63, 64, 65, 1000, 49152])
+def test_the_best_token_is_the_first_of_the_largest(n: int) -> None:
+    logits = torch.randint(-20, 20, (40, n), generator=generator(n)).float()
+    logits[1] = -torch.inf
+    logits[2, n // 2 :] = torch.inf
+    logits[3] = -3e38
+    peak, token = OPS.best(logits)
+    want_peak, want_token = REFERENCE.best(logits)
+    assert torch.equal(peak, want_peak) and torch.equal(token, want_token)
+
+
+@pytest.mark.parametrize("at", [0, 5, 63, 99])
+def test_a_nan_among_logits_shows_in_its_row_alone(at: int) -> None:
+    logits = torch.randn((3, 100), generator=generator(9))
+    logits[1, at] = torch.nan
+    peak, token = OPS.best(logits)
+    assert peak[1].isnan() and peak[[0, 2]].isfinite().all()
+    assert 0 <= token[1] < 100
+    assert torch.equal(token[[0, 2]], logits[[0, 2]].argmax(dim=-1))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kernels.batch import Sampling, SlotOpen, StepInput
 from kernels.ops import sampling as under_test
+from kernels.ops.reference import ReferenceOps
 from kernels.ops.sampling import sample, uniform
 from kernels.slots import Slots
 from tests.kernels.driver import ints
@@ -19,6 +20,7 @@ from tests.kernels.driver import ints
 VOCAB = 600  # more than CANDIDATES: the whole row gets sorted now and then
 EOS = (3, 9)
 PLAIN = Sampling(temperature=0.0)
+OPS = ReferenceOps(torch.device("cpu"))
 
 
 def fill(each: list[Sampling], prompt: list[int], generated: list[int]) -> Slots:
@@ -34,7 +36,7 @@ def fill(each: list[Sampling], prompt: list[int], generated: list[int]) -> Slots
 
 def draw(logits: np.ndarray, each: list[Sampling], prompt: list[int], generated: list[int]):
     slots = fill(each, prompt, generated)
-    return sample(torch.from_numpy(logits), slots, ints(range(len(each))), EOS)
+    return sample(torch.from_numpy(logits), slots, ints(range(len(each))), EOS, OPS)
 
 
 def adjusted(row: np.ndarray, own: Sampling, prompt: list[int], generated: list[int]) -> np.ndarray:

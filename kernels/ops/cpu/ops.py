@@ -65,7 +65,8 @@ class CpuOps:
         return torch.float32 if dtype == "float32" else torch.bfloat16
 
     def set_threads(self, count: int) -> None:
-        torch.set_num_threads(count)
+        # Torch's own threads would spin on the cores that the pool wants next.
+        torch.set_num_threads(1)
         native.check(self.library.hs_set_threads(count))
 
     def fuse(self, decoder: Any) -> CpuDecoder | None:
@@ -232,6 +233,15 @@ class CpuOps:
         out = torch.empty((rows, n))
         native.check(self.library.hs_silu_mul(gate_up.data_ptr(), rows, n, out.data_ptr()))
         return out
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.contiguous()
+        rows, n = logits.shape
+        peak, token = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        native.check(
+            self.library.hs_best(logits.data_ptr(), rows, n, peak.data_ptr(), token.data_ptr())
+        )
+        return peak, token
 
 
 def rows_of(weight: Weight, first: int, last: int) -> Tensor:

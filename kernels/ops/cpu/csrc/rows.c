@@ -1,5 +1,5 @@
-/* This file is the small operators between the products: RMS norm, rotary embedding with the write
- * into the KV pools, SiLU. Each works on one row at a time, in float32, and its exported twin
+/* This file is the small operators around the products: RMS norm, rotary embedding with the write
+ * into the KV pools, SiLU, the most likely token. Each works on one row at a time, in float32, and its exported twin
  * shares the rows out to the threads.
  */
 #include "cpu.h"
@@ -171,5 +171,51 @@ EXPORT int hs_rope_write(const hs_heads *heads, float *qkv, const int32_t *posit
     rope_job job = {heads, qkv, positions, cos_sin, k_pool, v_pool, write_index,
                     q_norm, k_norm, q_out, rows, max64(1, 12000 / width)};
     hs_parallel(rope_piece, &job, ceil_div(rows, job.rows_each));
+    return OK;
+}
+
+typedef struct {
+    const float *logits;
+    float *peak;
+    int64_t *token;
+    int64_t n;
+} best_job;
+
+static void best_piece(void *argument, int64_t row, int worker) {
+    (void)worker;
+    const best_job *job = argument;
+    const float *x = job->logits + row * job->n;
+    __m512 top[4];
+    for (int j = 0; j < 4; j++) top[j] = _mm512_set1_ps(-INFINITY);
+    __mmask16 nan = 0;
+    for (int64_t i = 0; i < job->n; i += 64)
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            __mmask16 mask = tail_mask(max64(0, job->n - i - j * 16));
+            __m512 v = _mm512_mask_loadu_ps(top[j], mask, x + i + j * 16);
+            nan |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            top[j] = _mm512_max_ps(top[j], v);
+        }
+    float peak = _mm512_reduce_max_ps(
+        _mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
+    int64_t token = 0;
+    while (token < job->n - 1 && x[token] != peak) {
+        __m512 v = _mm512_maskz_loadu_ps(tail_mask(job->n - token), x + token);
+        __mmask16 equal = _mm512_mask_cmp_ps_mask(tail_mask(job->n - token), v,
+                                                  _mm512_set1_ps(peak), _CMP_EQ_OQ);
+        if (equal) {
+            token += __builtin_ctz(equal);
+            break;
+        }
+        token = min64(token + 16, job->n - 1);
+    }
+    job->peak[row] = nan ? NAN : peak;
+    job->token[row] = token;
+}
+
+/* The largest of each row of [rows][n] and the first place where it stands; NaN if there is one. */
+EXPORT int hs_best(const float *logits, int64_t rows, int64_t n, float *peak, int64_t *token) {
+    best_job job = {logits, peak, token, n};
+    hs_parallel(best_piece, &job, rows);
     return OK;
 }
