@@ -1,6 +1,6 @@
 """This file measures `tell` to handler on one loop: messages a second, by kind of message.
 
-`python -m bench.mailbox`. It does not know any room. The sender tells in bursts that fit into the
+It does not know any room. The sender tells in bursts that fit into the
 mailbox, and the next burst goes when the last message of the one before has been handled.
 """
 
@@ -9,16 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from actors.runtime import Actor, MailboxSpec, Ref
 from actors.runtime.spec import Child, Supervisor
 from actors.runtime.system import System
+from bench.mailbox_peers import PEERS
+from bench.report import Report
 from messages.base import Message
 
 BURST_LEN = 1000
@@ -110,50 +112,60 @@ async def measure(message: Any, count: int, *, encode_always: bool) -> float:
     system = System(tree, encode_always=encode_always)
     await system.start()
     source, sink = system.local("source"), system.local("sink")
-    # As a module run by name this file exists twice: the actors' one is told by its own messages.
-    assert source is not None and sink is not None
-    source.message, source.left = message, count  # type: ignore[attr-defined]
-    source.done = asyncio.Event()  # type: ignore[attr-defined]
+    assert isinstance(source, Source) and isinstance(sink, Sink)
+    source.message, source.left = message, count
+    source.done = asyncio.Event()
     gc.collect()
     began_s = time.perf_counter()
-    system.tell("source", next(iter(source.handlers))())
-    await source.done.wait()  # type: ignore[attr-defined]
+    system.tell("source", Go())
+    await source.done.wait()
     took_s = time.perf_counter() - began_s
-    assert sink.count == count, (sink.count, count)  # type: ignore[attr-defined]
+    assert sink.count == count, (sink.count, count)
     await system.stop()
     return count / took_s
 
 
+CASES = (
+    ("small, by reference", Token(1, 2, 3), False),
+    ("text and buffer, by reference", Chunk("r1", "some text", bytes(64)), False),
+    ("small, encoded and decoded", Token(1, 2, 3), True),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench mailbox", description=__doc__)
+    """Prints one row for each kind of message, and one for each other library there is."""
+    parser = argparse.ArgumentParser(
+        prog="bench mailbox", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=300_000, help="messages of each kind")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--peers", action="store_true", help="other libraries too, if installed")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     options = parser.parse_args(argv)
-    from bench import mailbox  # the module that the tree's factories name
-
     count = max(BURST_LEN, options.count // BURST_LEN * BURST_LEN)
-    cases = (
-        ("small, by reference", mailbox.Token(1, 2, 3), False),
-        ("text and buffer, by reference", mailbox.Chunk("r1", "some text", bytes(64)), False),
-        ("small, encoded and decoded", mailbox.Token(1, 2, 3), True),
-    )
-    if not options.json:
-        sys.stdout.write(f"{'tell to handler, one loop':32}{'messages/s':>14}{'us each':>10}\n")
-    for name, message, encode_always in cases:
-        rate = max(
+    report = Report("mailbox", as_json=options.json, target=f"{TARGET:,} messages/s, the first")
+    for case, message, encode_always in CASES:
+        rates = [
             asyncio.run(measure(message, count, encode_always=encode_always))
             for _ in range(options.rounds)
-        )
-        if options.json:
-            row = {"bench": "mailbox", "case": name, "count": count, "messages_per_s": rate}
-            sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
-        else:
-            sys.stdout.write(f"{name:32}{rate:14,.0f}{1e6 / rate:10.2f}\n")
-    if not options.json:
-        sys.stdout.write(f"target (small, by reference){TARGET:18,}\n")
+        ]
+        add_row(report, "histrio", case, rates)
+    if options.peers:
+        for name, (module, peer) in PEERS.items():
+            if importlib.util.find_spec(module) is None:
+                report.add(library=name, case="not installed")
+                continue
+            # The slow ones get fewer messages; a rate is a rate.
+            add_row(report, name, "an int, by reference", [peer(count // 10) for _ in range(2)])
+    report.close()
     return 0
 
 
+def add_row(report: Report, library: str, case: str, rates: Sequence[float]) -> None:
+    rate = max(rates)
+    report.add(library=library, case=case, messages_per_s=rate, us_each=1e6 / rate)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    # The tree's factories name this module: run by name it would exist twice.
+    sys.exit(importlib.import_module("bench.mailbox").main())

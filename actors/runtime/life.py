@@ -103,16 +103,18 @@ class Life:
         if type(message) not in life.accepted:
             node.undelivered(envelope, life.address, Cause.UNREADABLE)
             return
-        life.put(envelope, self)
+        put = life.mailbox.put(envelope, self.time())  # as `put`, in line: this is the hot path
+        if put is not Put.TAKEN:
+            life._put_not_taken(put, envelope, self)
+        if not life.is_awake:
+            life.wake()
 
     def put(self, envelope: Envelope, sender: Life | None) -> None:
         """Takes a user message; what full means is this actor's choice."""
         put = self.mailbox.put(envelope, self.time())
         if put is not Put.TAKEN:
             self._put_not_taken(put, envelope, sender)
-        if not self.is_awake:
-            self.is_awake = True
-            self.loop.call_soon(self.turn)
+        self.wake()
 
     def _put_not_taken(self, put: Put, envelope: Envelope, sender: Life | None) -> None:
         match put:
@@ -350,6 +352,10 @@ class Life:
         for task in [self.task, *self.spawned]:
             if task is not None and not task.done() and task is not _current_task():
                 task.cancel()
+        try:
+            self.actor.on_end()
+        except Exception:
+            self.node.log.exception("on_end failed", actor=str(self.address))
         in_hand, self.current = self.current, None
         self.node.life_ended(self, reason, in_hand)
 
