@@ -147,7 +147,6 @@ class Gateway(Actor):
 
         self.site = Site(self)
         host, port = await self.site.open()
-        context.spawn(self.site.hold(), name="street door")
         context.log.info("listening", host=host, port=port)
         return msgspec.msgpack.encode({"host": host, "port": port})
 
@@ -157,6 +156,15 @@ class Gateway(Actor):
             self._fail(open_call, unavailable("The server is shutting down."))
         if self.site is not None:
             await self.site.close()
+
+    def on_end(self) -> None:
+        """After a crash `on_stop` has not run: no reader may be left waiting, no port taken."""
+        for open_call in list(self.calls.values()):
+            open_call.stream.outbox.end(unavailable("The gateway failed; try again."))
+            open_call.stream.ready.set()
+        self.calls.clear()
+        if self.site is not None:
+            self.site.cut()
 
     def on_drain(self, message: Drain) -> None:
         self.is_draining = True

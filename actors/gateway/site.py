@@ -154,13 +154,6 @@ class Site:
         host, port = bound.getsockname()[:2]
         return host, port
 
-    async def hold(self) -> None:
-        """Runs as long as the gateway lives. However that ends, the port is free afterwards."""
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.cut()
-
     async def close(self) -> None:
         """Stops listening, lets the responses that have their end go out, then cuts the rest."""
         if self.server is None:

@@ -74,6 +74,11 @@ class Actor:
     async def on_stop(self, reason: Reason) -> None:
         """Frees what the garbage collector would not."""
 
+    def on_end(self) -> None:
+        """However it ends, also by a crash, and last: frees what must not outlive it, such as a
+        listening socket, and wakes who waits for it in its own process. It tells nobody anything.
+        """
+
     def on_drain(self, message: Drain) -> None:
         """Takes no new work from now on."""
 

@@ -120,6 +120,7 @@ class Cell:
     def stop(self, grace_s: float = 5.0) -> None:
         self._run(self.actor.on_stop, Reason(Cause.STOPPED, f"{Stop(grace_s).grace_s:g} s"))
         self.context.timers.close()
+        self.actor.on_end()
 
     def up(self, path: str) -> Address:
         """A new incarnation of a peer is in service."""

@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager
 
 import httpx
 import msgspec
+import pytest
 
 from actors.gateway.actor import Gateway
+from actors.gateway.call import Call, Prompt
+from actors.gateway.errors import Refused
 from actors.runtime.actor import Actor
 from actors.runtime.context import Ref
 from actors.runtime.spec import Child, Supervisor
@@ -47,8 +50,11 @@ class Oracle(Actor):
     """Says yes to every prompt, in one token."""
 
     accepts = tokenizer.In
+    is_mute = False
 
     def on_encode(self, message: Encode) -> None:
+        if self.is_mute:
+            return
         reply: Ref[gateway.In] = self.context.ref(message.reply_to)
         ids = pack([5])
         reply.tell(Encoded(message.request, message.attempt, 1, ids))
@@ -150,6 +156,21 @@ def is_listening(actor: Actor | None, former: Gateway) -> bool:
     if not isinstance(actor, Gateway) or actor is former or actor.site is None:
         return False
     return actor.site.server is not None
+
+
+async def test_a_local_reader_is_not_left_waiting_by_a_crash() -> None:
+    async with house(http=False) as system:
+        actor = system.local("gateway")
+        assert isinstance(actor, Gateway)
+        oracle = system.local("tokenizer")
+        assert isinstance(oracle, Oracle)
+        oracle.is_mute = True
+        stream = actor.open(Call(prompts=(Prompt(text="x"),)))
+        reading = asyncio.create_task(stream.read())
+        await asyncio.sleep(0)
+        actor.context.crash(RuntimeError("as told"))
+        with pytest.raises(Refused):
+            await reading
 
 
 async def test_a_drained_house_takes_nothing_new_and_stops() -> None:
