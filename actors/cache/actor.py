@@ -36,6 +36,7 @@ class Cache(Actor):
         self.config = cache
         self.paths = paths
         self.holder: Address | None = None  # the life of the scheduler that all leases are of
+        self.incarnation_min = 0  # lives before this one are over; what they said comes too late
         self.counts: Counts | None = None  # as last published
 
     async def on_start(self) -> bytes:
@@ -83,6 +84,8 @@ class Cache(Actor):
             self.scheduler.tell(Probed(pack(self.ledger.probe(message.rows))))
 
     def on_down(self, down: Down) -> None:
+        # Supervision overtakes requests: messages of the dead may still be in the mailbox.
+        self.incarnation_min = max(self.incarnation_min, down.address.incarnation + 1)
         if down.address == self.holder:
             self._forget()
             self.holder = None
@@ -96,11 +99,14 @@ class Cache(Actor):
         sender = self.context.sender
         if sender == self.holder or sender is None:
             return True
+        if sender.incarnation < self.incarnation_min:
+            return False
         if self.holder is not None:
-            if sender.incarnation < self.holder.incarnation:
-                return False
             self._forget()
         self.holder = sender
+        self.incarnation_min = sender.incarnation
+        # Answers go to the one who asked, never to one that came after.
+        self.scheduler = self.context.ref(sender)
         return True
 
     def _forget(self) -> None:

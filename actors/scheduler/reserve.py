@@ -67,6 +67,7 @@ class Reserve:
             return []
         excess = self._pages[keep:]
         del self._pages[keep:]
+        self._may_ask_again |= bool(excess)
         return excess
 
     def add(self, pages: list[int]) -> None:

@@ -114,7 +114,7 @@ class Schedule:
             request.admitted_once = True
             if request.resumed_len == 0:
                 # A resumed attempt reads its own prefix again: no hit, and no new prompt.
-                request.cached_tokens = min(message.cached_len, request.prompt_len)
+                request.cached_tokens = message.cached_len
                 self.output.prompt_tokens += request.prompt_len
                 self.output.cached_tokens += request.cached_tokens
             self.output.queue_s.append(now_s - request.arrived_s)

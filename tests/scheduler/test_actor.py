@@ -52,7 +52,7 @@ def test_the_next_step_leaves_before_the_result_of_the_last() -> None:
     world = World()
     world.submit("a", random_prompt(10), max_tokens=6)
     world.settle_but(TO_WORKER)
-    first, second = world.links[TO_WORKER]
+    (_, first), (_, second) = world.links[TO_WORKER]
     assert isinstance(first, Step)
     assert isinstance(second, Step)
     assert [row.request for row in first.opened] == ["a"]
@@ -298,16 +298,9 @@ def test_a_retracted_request_resumes_before_those_who_came_later() -> None:
     assert world.scheduler_actor.schedule.live["a"].was_retracted
     world.submit("b", random_prompt(4, seed=2), max_tokens=2)
     world.submit("c", random_prompt(4, seed=3), max_tokens=2)
-    asked: list[str] = []
-    tell = world.cache.tell
-
-    def listen(message: object) -> None:
-        if isinstance(message, Acquire):
-            asked.append(message.request)
-        tell(message)
-
-    world.cache.tell = listen  # type: ignore[method-assign, assignment]
+    world.cache_heard.clear()
     finish(world)
+    asked = [message.request for message in world.cache_heard if isinstance(message, Acquire)]
     assert asked[0] == "a"
 
 
@@ -463,6 +456,36 @@ def test_a_row_that_is_no_number_ends_its_request_alone() -> None:
     assert [c.finish for c in world.clients.values()].count(FinishReason.ERROR) == 1
 
 
+def test_a_prompt_whose_last_chunk_is_no_number_shares_nothing_of_it() -> None:
+    world = World(page_size=4, prefill_budget=8, max_inflight=1)
+    prompt = random_prompt(16)
+    world.submit("a", prompt, max_tokens=4)
+    world.spoiled = lambda step: list(unpack(step.slots)) if step.step == 2 else []
+    finish(world)
+    assert world.clients["a"].finish is FinishReason.ERROR
+    assert world.cache_actor.ledger.counts().cached == 2, "the first chunk was good"
+    world.submit("b", prompt, max_tokens=4)
+    finish(world)
+
+
+def test_a_deferral_that_crosses_what_it_waits_for_is_asked_again() -> None:
+    world = World(page_size=4, prefill_budget=8, page_count=100)
+    prompt = random_prompt(9)
+    world.submit("a", prompt, max_tokens=40)
+    world.settle_but(TO_WORKER)
+    world.submit("b", prompt, max_tokens=2)
+    world.settle_but(TO_WORKER, FROM_CACHE)
+    assert state_of(world, "b") is State.ADMITTING
+    world.only(*TO_WORKER)
+    world.settle_but(TO_WORKER, FROM_CACHE)  # a has shared both pages, b does not know yet
+    world.only(*FROM_CACHE)
+    assert state_of(world, "b") is State.ADMITTING, "it waits for what has happened already"
+    while world.clients["b"].finish is None:
+        world.deliver()
+    assert world.clients["a"].finish is None
+    finish(world)
+
+
 def test_requests_of_a_dead_gateway_are_ended() -> None:
     world = World(page_count=100, running_max=1)
     world.submit("a", random_prompt(10), max_tokens=50)
@@ -535,18 +558,9 @@ def test_a_single_question_goes_to_the_cache_for_each_admission() -> None:
 
 def test_release_names_what_was_computed() -> None:
     world = World(page_size=4)
-    released: list[Release] = []
-    tell = world.cache.tell
-
-    def listen(message: object) -> None:
-        if isinstance(message, Release):
-            released.append(message)
-        tell(message)
-
-    world.cache.tell = listen  # type: ignore[method-assign, assignment]
     prompt = random_prompt(6)
     client = world.submit("a", prompt, max_tokens=7)
     finish(world)
-    (release,) = released
+    (release,) = [message for message in world.cache_heard if isinstance(message, Release)]
     # The last token was never fed back, so its KV does not exist.
     assert list(unpack(release.tokens)) == (prompt + client.output)[:-1]

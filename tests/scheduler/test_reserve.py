@@ -25,10 +25,7 @@ class ReserveMachine(RuleBasedStateMachine):
     def run(self, count: int) -> None:
         self.running = count
         self.reserve.set_running(count)
-        excess = self.reserve.take_excess()
-        self.pool += excess
-        if excess:
-            self.reserve.hint()
+        self.pool += self.reserve.take_excess()
 
     @precondition(lambda self: not self.asked)
     @rule()

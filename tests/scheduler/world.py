@@ -20,6 +20,7 @@ from messages.base import Address
 from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Open, Tail, Tokens
 from messages.scheduler import Cancel, StopMet, Submit
+from messages.system import Cause, Down, Reason
 from messages.types import FinishReason, Sampling, StopRules, Usage, pack, unpack
 from messages.worker import Step, StepDone, StepFailed
 from tests.house.shadow import ShadowWorker, continuation
@@ -33,6 +34,7 @@ class Client:
 
     def __init__(self, submit: Submit, stop_token: int | None) -> None:
         self.submit = submit
+        self.attempt = submit.attempt
         self.stop_token = stop_token  # plays a stop string: found by the detokenizer alone
         self.open: Open | None = None
         self.output: list[int] = list(unpack(submit.emitted))
@@ -55,9 +57,11 @@ class Client:
 
     def take(self, tail: Tail) -> StopMet | None:
         """One tail, in order; what the detokenizer says to it."""
+        if tail.attempt < self.attempt:
+            return None  # of a life before the last
         assert self.open is not None, "a tail before its request was announced"
         assert self.finish is None, f"{tail} after the terminal one"
-        assert tail.attempt == self.submit.attempt
+        assert tail.attempt == self.attempt
         assert tail.index == len(self.output), f"{tail.index} after {len(self.output)} tokens"
         tokens = unpack(tail.tokens)
         if tail.finish is FinishReason.ABORT:
@@ -70,7 +74,7 @@ class Client:
         if self.stopped_at is None and self.stop_token in tokens:
             self.stopped_at = len(self.output)
             if tail.finish is None:
-                return StopMet(self.submit.request, self.submit.attempt, self.stopped_at)
+                return StopMet(self.submit.request, self.attempt, self.stopped_at)
         return None
 
 
@@ -113,14 +117,15 @@ class World:
             policy=policy,
             max_inflight=max_inflight,
         )
+        self.notes = notes
+        self.configs = (config, cache)
         self.cache_actor = Cache(cache, PATHS)
         self.cache = Cell(self.cache_actor, path=PATHS.cache, notes=notes)
-        self.scheduler_actor = Scheduler(config, cache, PATHS)
-        self.scheduler = Cell(self.scheduler_actor, path=PATHS.scheduler, notes=notes)
         self.cache.start()
-        self.scheduler.start()
+        self.start_scheduler(1)
         # Queues of messages on their way, by (from, to). The two directions of one pair are two.
         self.links: dict[tuple[str, str], deque[Any]] = {}
+        self.cache_heard: list[Any] = []
         self.max_inflight = 0
         # Slots at fault in a step that does not run; slots whose rows alone come to nothing.
         self.failures: Callable[[Any], list[int]] = lambda step: []
@@ -128,8 +133,49 @@ class World:
         self.guilty: set[str] = set()  # requests that were at fault
         self.collect()
 
+    def start_scheduler(self, incarnation: int) -> None:
+        self.scheduler_actor = Scheduler(*self.configs, PATHS)
+        self.scheduler = Cell(self.scheduler_actor, path=PATHS.scheduler, notes=self.notes)
+        self.address = Address("engine", PATHS.scheduler, incarnation)
+        self.scheduler.context.address = self.address
+        self.scheduler.start()
+
+    def restart_scheduler(self) -> None:
+        """It dies, and the next one starts; what is open comes again from the gateway.
+
+        What it had sent arrives all the same, and the cache hears of its death some time later.
+        """
+        dead = self.address
+        for pair, queue in self.links.items():
+            if pair[1] == PATHS.scheduler:
+                queue.clear()  # nothing reaches a later life
+        self.start_scheduler(dead.incarnation + 1)
+        self.put("supervisor", PATHS.cache, Down(dead, Reason(Cause.CRASHED)))
+        for name, client in self.clients.items():
+            client.attempt += 1  # what is on its way to the client counts no more
+            if client.finish is None and client.stopped_at is None:
+                client.open = None
+                emitted = pack(client.output)
+                submit = msgspec.structs.replace(
+                    client.submit, attempt=client.attempt, emitted=emitted
+                )
+                self.put(PATHS.router, PATHS.scheduler, submit)
+                if client.is_cancelled:
+                    self.cancel(name)
+            elif client.finish is None:
+                # The stop was found, so the client has its end already.
+                client.finish = FinishReason.STOP
+                client.tail = Tail(
+                    name,
+                    client.attempt,
+                    0,
+                    finish=FinishReason.STOP,
+                    usage=Usage(len(client.submit.prompt) // 4, client.stopped_at or 0),
+                )
+
     def put(self, source: str, target: str, message: Any) -> None:
-        self.links.setdefault((source, target), deque()).append(message)
+        """On its way, from the present life of its sender."""
+        self.links.setdefault((source, target), deque()).append((self.address, message))
 
     def submit(
         self,
@@ -163,7 +209,7 @@ class World:
     def cancel(self, name: str) -> None:
         client = self.clients[name]
         client.is_cancelled = True
-        cancel = Cancel(name, client.submit.attempt)
+        cancel = Cancel(name, client.attempt)
         self.put(PATHS.router, PATHS.scheduler, cancel)
 
     def deliver(self) -> bool:
@@ -198,13 +244,19 @@ class World:
                 return
             self.arrive(*ready[0], self.links[ready[0]].popleft())
 
-    def arrive(self, source: str, target: str, message: Any) -> None:
+    def arrive(self, source: str, target: str, letter: tuple[Address, Any]) -> None:
+        sender, message = letter
         if target == PATHS.scheduler:
             self.scheduler.tell(message)
+        elif isinstance(message, Down):
+            self.cache_actor.on_down(message)
         elif target == PATHS.cache:
-            self.cache.tell(message)
+            self.cache_heard.append(message)
+            self.cache.tell(message, sender)
         elif target == PATHS.worker:
-            self.put(PATHS.worker, PATHS.scheduler, self.work(message))
+            answer = self.work(message)
+            if sender == self.address:
+                self.put(PATHS.worker, PATHS.scheduler, answer)
         elif target == PATHS.detokenizer:
             self.read(message)
         self.collect()
@@ -225,15 +277,19 @@ class World:
     def collect(self) -> None:
         for cell, source in ((self.scheduler, PATHS.scheduler), (self.cache, PATHS.cache)):
             for target, message in cell.take():
-                self.put(source, target, message)
+                if target in (str(self.address), PATHS.scheduler):
+                    self.put(source, PATHS.scheduler, message)
+                elif "#" not in target:  # else to a life that is over
+                    self.put(source, target, message)
         flights = len(self.scheduler_actor.schedule.flights)
         self.max_inflight = max(self.max_inflight, flights)
 
     def read(self, message: Tokens) -> None:
         for opened in message.opened:
             client = self.clients[opened.request]
-            assert client.open is None, f"{opened.request} is announced twice"
-            client.open = opened
+            if opened.attempt == client.attempt:
+                assert client.open is None, f"{opened.request} is announced twice"
+                client.open = opened
         for tail in message.rows:
             said = self.clients[tail.request].take(tail)
             if said is not None:
