@@ -24,6 +24,7 @@ HELP = {
     "histrio_http_requests_total": "HTTP requests, by route and status.",
     "histrio_inter_token_seconds": "Between the tokens of a request, after the first.",
     "histrio_interruptions_total": "Requests that lost a part they ran in and were sent again.",
+    "histrio_link_troubles_total": "What was lost, sent again or refused on a node's links.",
     "histrio_loop_lag_seconds": "How late the event loop of a node runs.",
     "histrio_mailbox_depth": "Messages that wait for an actor.",
     "histrio_metrics_refused_total": "Series or values that the metrics actor did not take.",

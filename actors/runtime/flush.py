@@ -23,6 +23,7 @@ class Flusher:
         self._node = node
         self._alarm: asyncio.TimerHandle | None = None
         self._said_depths: dict[str, int] = {}
+        self._said_troubles: dict[str, int] = {}
         self._is_closed = False
 
     def soon(self) -> None:
@@ -45,9 +46,21 @@ class Flusher:
         lag_s = max(0.0, node.time() - due_s)
         node.tally.gauge("histrio_loop_lag_seconds", lag_s, (("node", node.name),))
         any_waits = self._count_depths()
+        self._count_troubles()
         node.route(None, entry, node.tally.take(node.name), None, None, None)
         if any_waits:  # until it is said that nothing waits any more
             self.soon()
+
+    def _count_troubles(self) -> None:
+        node = self._node
+        if node.transport is None:
+            return
+        for kind, count in node.transport.troubles().items():
+            increase = count - self._said_troubles.get(kind, 0)
+            if increase:
+                self._said_troubles[kind] = count
+                labels = (("kind", kind), ("node", node.name))
+                node.tally.count("histrio_link_troubles_total", increase, labels)
 
     def _count_depths(self) -> bool:
         node = self._node

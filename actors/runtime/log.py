@@ -232,7 +232,7 @@ def render_line(line: Mapping[str, Any], *, colors: bool = False) -> str:
         head = f"\x1b[{COLORS.get(level, '2')}m{head}\x1b[0m"
         what = f"\x1b[1m{what}\x1b[0m"
     pairs = [
-        f"{key}={_printable(_plain(value))}"
+        f"{key}={_quoted(_printable(_plain(value)))}"
         for key, value in line.items()
         if key not in ("timestamp", "level", "event", "node", "actor", "exception")
         and value not in ("", None)
@@ -242,6 +242,10 @@ def render_line(line: Mapping[str, Any], *, colors: bool = False) -> str:
     if exception:
         text += "\n" + "\n".join(map(_printable, str(exception).splitlines()))
     return text
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if " " in text else text
 
 
 def _printable(text: str) -> str:

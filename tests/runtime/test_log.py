@@ -126,6 +126,11 @@ def test_what_a_terminal_would_obey_is_escaped() -> None:
     assert "hi\\x1b[2J\\n" in text
 
 
+def test_a_value_of_several_words_is_quoted() -> None:
+    text = render_line({"event": "node ended", "detail": "exit code 0", "count": 3})
+    assert text.endswith('node ended detail="exit code 0" count=3')
+
+
 def test_colors_are_only_where_they_are_asked_for() -> None:
     line = {"timestamp": "2026-11-29T18:46:00.123456Z", "level": "error", "event": "x"}
     assert "\x1b[31m" in render_line(line, colors=True)

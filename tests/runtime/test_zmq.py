@@ -38,6 +38,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.transports: list[ZmqTransport] = []
+        self.intruders: list[zmq.Socket[bytes]] = []
 
     def make(self, node: str, incarnation: int = 1, **options: object) -> ZmqTransport:
         options = {"run": "r", "token": TOKEN, "heartbeat_s": 0.05, **options}
@@ -63,14 +64,14 @@ class World:
         await at_b.until(lambda: bool(at_b.ups))
         return a, at_a, b, at_b
 
-    def intrude(self, target: ZmqTransport, name: bytes, *frames: bytes) -> zmq.Socket[bytes]:
+    def intrude(self, target: ZmqTransport, name: bytes, *frames: bytes) -> None:
         """Somebody of the same user who found the socket."""
         intruder = zmq.Context.instance().socket(zmq.DEALER)
         intruder.setsockopt(zmq.LINGER, 2000)
         intruder.setsockopt(zmq.ROUTING_ID, name)
         intruder.connect(target.endpoint)
         intruder.send_multipart(frames)
-        return intruder
+        self.intruders.append(intruder)
 
 
 @pytest.fixture
@@ -78,6 +79,8 @@ async def world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="hz") as directory:
         world = World(Path(directory))
         yield world
+        for intruder in world.intruders:
+            intruder.close(0)
         for transport in world.transports:
             transport.check()
             await transport.close()
@@ -305,12 +308,11 @@ async def test_a_hello_left_in_a_replaced_pipe_does_not_bring_it_back(world: Wor
     a, at_a, b, _ = await world.pair()
     session = b._peers["a"].link.session
     late = hello_of_b(session=session, heard_session=a._peers["b"].link.session)
-    intruder = world.intrude(a, b"b#1/0", msgspec.msgpack.encode(late))
+    world.intrude(a, b"b#1/0", msgspec.msgpack.encode(late))
     await until(lambda: a.refused.get("pipe", 0) > 0)
     assert b.send("a", header_to("a", 1), Stop())
     await at_a.until(lambda: bool(at_a.arrived))
     assert b.counts.resent == 0
-    intruder.close(0)
 
 
 async def test_a_silent_peer_is_called_hung(world: World) -> None:
@@ -438,16 +440,19 @@ async def test_hostile_frames_are_refused_counted_and_change_nothing(
         (b"b#1/" + b"9" * 200, header),
         *((b"b#1/%d" % (100 + i), rng.randbytes(rng.randrange(1, 400))) for i in range(100)),
     ]
-    intruders = [world.intrude(a, *frames) for frames in hostile]
+    for frames in hostile:
+        world.intrude(a, *frames)
     await until(lambda: sum(a.refused.values()) + a.counts.refused >= len(hostile))
     assert at_a.arrived == [] and at_a.downs == []
     assert not marker.exists()
     a.check()
+    troubles = a.troubles()
+    assert troubles["refused"] == 1  # the token
+    assert troubles["frame_unreadable"] > 100 and troubles["frame_stranger"] == 2
+    assert troubles["frame_pipe"] == 2 and troubles["frame_route"] == 2
     assert b.send("a", header_to("a", 1), Stop())
     await at_a.until(lambda: bool(at_a.arrived))
     assert at_a.numbers == [1]
-    for intruder in intruders:
-        intruder.close(0)
     assert at_b.downs == []
 
 
@@ -467,11 +472,10 @@ async def test_a_frame_over_the_limit_cuts_its_sender_off(world: World) -> None:
     limits = Limits(bytes_max=100_000)
     a, at_a, b, at_b = await world.pair(limits=limits)
     assert not a.send("b", header_to("b", 1), Blob(bytes(200_000)))  # seen before it is sent
-    intruder = world.intrude(a, b"b#1/9", bytes(3 << 20))
+    world.intrude(a, b"b#1/9", bytes(3 << 20))
     assert b.send("a", header_to("a", 1), Stop())
     await at_a.until(lambda: bool(at_a.arrived))
     assert at_a.numbers == [1] and at_b.downs == []
-    intruder.close(0)
 
 
 def fall_silently(transport: ZmqTransport) -> None:

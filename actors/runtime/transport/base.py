@@ -10,6 +10,7 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from messages.base import Header, Message
@@ -52,6 +53,9 @@ class Transport(Protocol):
 
     def send(self, node: str, header: Header, body: Message) -> bool:
         """Queues one message. False: no link, or its window is full (nothing was queued)."""
+
+    def troubles(self) -> Mapping[str, int]:
+        """How often what went wrong or was refused since the start, by kind; for metrics."""
 
     async def close(self) -> None:
         """Ends all links and frees sockets and paths."""

@@ -15,6 +15,7 @@ import asyncio
 import random
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from actors.runtime.clock import rng_for
@@ -205,6 +206,9 @@ class MemoryTransport:
         pipe.sent_bytes += size_bytes
         self._post(link.peer, Item(pipe, header, carried, size_bytes))
         return True
+
+    def troubles(self) -> Mapping[str, int]:
+        return {}  # nothing but a full window, of which the sender is told
 
     async def close(self) -> None:
         """Ends all links; the peers are told."""

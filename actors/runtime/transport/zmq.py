@@ -40,6 +40,7 @@ BEAT_HWM = 4
 LINGER_MS = 50  # so long may a last Bye keep a closed socket's pipe
 FRESH_PIPE_PROBES = 3  # unanswered so often, the pipe is replaced
 ROUTES_MAX = 1024
+TROUBLES = ("resent", "duplicate", "gap", "early", "stale", "refused", "full", "lost")
 
 # As plain ints: an enum's `&` and `|` cost as much as a small message's decoding.
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -437,6 +438,15 @@ class ZmqTransport:
             peer = self._peers[node]
             reason = Reason(cause=Cause.HUNG, detail=f"no heartbeat for {self._hang_s:g} s")
             self._fall(node, peer, Gone(reason))
+
+    def troubles(self) -> dict[str, int]:
+        """Of all links together; `frame_*` are frames that belonged to none."""
+        counts = {f"frame_{why}": count for why, count in self.refused.items()}
+        for kind in TROUBLES:
+            count = getattr(self.counts, kind)
+            if count:
+                counts[kind] = count
+        return counts
 
     # The end.
 
