@@ -128,5 +128,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         if value != value:  # nothing was measured
             return "-"
+        if 0 < abs(value) < 0.1:
+            return f"{value:.2g}"
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
