@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Case:
     op: str
     rows: int
     ours: Work
-    others: dict[str, Work]
+    others: Mapping[str, Work]
     products: int = 0  # multiplications and additions in pairs, for the rate
 
 
@@ -117,18 +118,17 @@ def linear_cases(
     pointwise = torch.ops.mkldnn._linear_pointwise
     for count in rows:
         x = torch.randn(count, k)
-        half = x.bfloat16()
-        x_bytes = torch.randint(-127, 127, (count, k), dtype=torch.int8)
-        others: dict[str, Work] = {
-            "float32 linear": lambda x=x: functional.linear(x, wide),
-            "bfloat16 linear": lambda x=half: functional.linear(x, narrow),
-            "bfloat16 packed": lambda x=half: pointwise(x, packed, None, "none", [], ""),
-            "int8 x int8, no scales": lambda x=x_bytes: torch._int_mm(x, bytes_weight),
-        }
-        if kind == "float32":
-            others = {"float32 linear": others["float32 linear"]}
+        others = {"float32 linear": partial(functional.linear, x, wide)}
+        if kind != "float32":
+            half = x.bfloat16()
+            x_bytes = torch.randint(-127, 127, (count, k), dtype=torch.int8)
+            others |= {
+                "bfloat16 linear": partial(functional.linear, half, narrow),
+                "bfloat16 packed": partial(pointwise, half, packed, None, "none", [], ""),
+                "int8 x int8, no scales": partial(torch._int_mm, x_bytes, bytes_weight),
+            }
         op = f"{what} {kind} {k}x{n}"
-        yield Case(op, count, lambda x=x: ops.linear(prepared, x), others, count * n * k)
+        yield Case(op, count, partial(ops.linear, prepared, x), others, count * n * k)
 
 
 def row_cases(ops: Ops, shapes: Shapes, rows: int) -> Iterator[Case]:
@@ -153,12 +153,12 @@ def row_cases(ops: Ops, shapes: Shapes, rows: int) -> Iterator[Case]:
     yield Case("silu, mul", rows, lambda: ops.silu_mul(gate_up), {"silu, mul_": silu_mul})
     qkv, positions = torch.randn(rows, heads.qkv_len), torch.arange(rows, dtype=torch.int32)
     cos_sin, at = torch.randn(rows, heads.dim), torch.arange(rows)
-    pools = [torch.zeros(rows, heads.kv, heads.dim) for _ in "kv"]
+    k_pool, v_pool = (torch.zeros(rows, heads.kv, heads.dim) for _ in range(2))
     reference = OPS.get("reference")(CPU)
 
     def rope(flavour: Ops) -> Work:
         return lambda: flavour.rope_write(
-            qkv, positions, cos_sin, *pools, at, heads, None, None, 1e-5
+            qkv, positions, cos_sin, k_pool, v_pool, at, heads, None, None, 1e-5
         )
 
     yield Case("rope, KV write", rows, rope(ops), {"in torch": rope(reference)})

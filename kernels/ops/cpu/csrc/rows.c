@@ -1,6 +1,6 @@
 /* This file is the small operators around the products: RMS norm, rotary embedding with the write
- * into the KV pools, SiLU, the most likely token. Each works on one row at a time, in float32, and its exported twin
- * shares the rows out to the threads.
+ * into the KV pools, SiLU, the most likely token. Each works on one row at a time, in float32, and
+ * its exported twin shares the rows out to the threads.
  */
 #include "cpu.h"
 #include <math.h>

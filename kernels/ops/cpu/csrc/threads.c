@@ -133,7 +133,7 @@ int hs_thread_count(void) {
 }
 
 /* Calls task(argument, i, worker) for each i in [0, count), in any order, on any thread. `worker`
- * is below THREADS_MAX and differs between pieces that run at one time. Returns when all is done. */
+ * is below THREADS_MAX and differs between pieces that run at one time. */
 void hs_parallel(hs_task task, void *argument, int64_t count) {
     if (count <= 1 || pool.wanted == 1 || pthread_mutex_trylock(&pool.caller) != 0) {
         for (int64_t i = 0; i < count; i++) task(argument, i, 0);
