@@ -227,6 +227,32 @@ async def test_a_successor_gets_nothing_that_was_sent_to_its_predecessor(world: 
         path.unlink()
 
 
+async def test_many_lives_of_a_peer_each_hear_a_beginning_of_what_was_sent_to_them(
+    world: World,
+) -> None:
+    rng = random.Random(5)
+    a, at_a = await world.start("a", limits=Limits(count_max=64))
+    number = 0
+    for life in range(1, 25):
+        b, at_b = await world.start("b", life)
+        a.connect("b", life, b.endpoint)
+        b.connect("a", 1, a.endpoint)
+        await at_a.until(lambda life=life: ("b", life) in at_a.ups)  # type: ignore[misc]
+        sent: list[int] = []
+        for _ in range(rng.randrange(1, 8)):
+            for _ in range(rng.randrange(40)):
+                number += 1
+                if a.send("b", header_to("b", number), Blob(bytes(rng.randrange(2000)))):
+                    sent.append(number)
+            await asyncio.sleep(0)
+        if rng.random() < 0.3:  # some are let finish
+            await at_b.until(lambda at_b=at_b, sent=sent: len(at_b.arrived) == len(sent))  # type: ignore[misc]
+        await (die(b) if rng.random() < 0.7 else b.close())
+        assert at_b.numbers == sent[: len(at_b.arrived)]
+        a.check()
+    assert a.counts.lost > 0 and a.counts.delivered == 0
+
+
 async def test_an_earlier_life_cannot_speak_after_its_successor(world: World) -> None:
     a, at_a, b, _ = await world.pair()
     b._take = lambda frames: None  # type: ignore[method-assign]  # hears no goodbye
@@ -459,7 +485,16 @@ async def test_hostile_frames_are_refused_counted_and_change_nothing(
 async def test_bytes_that_are_no_zmq_do_no_harm(world: World) -> None:
     a, at_a, b, _ = await world.pair()
     rng = random.Random(2)
-    for data in (rng.randbytes(5000), b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10 + b"\x7f" * 5000):
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16 + 32)
+    properties = b"\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x06b#1/99"
+    ready = b"\x05READY" + properties
+    huge = b"\x02" + (1 << 30).to_bytes(8, "big") + bytes(1000)  # says a gigabyte will follow
+    for data in (
+        rng.randbytes(5000),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 10 + b"\x7f" * 5000,
+        greeting + b"\x04" + bytes([len(ready)]) + ready + huge,
+    ):
         with socket.socket(socket.AF_UNIX) as plain:
             plain.connect(str(a._path))
             plain.sendall(data)
