@@ -195,7 +195,6 @@ class Link:
             self._probe_due = False
             self._probe_count += 1
             self._probe_last_seq = self._next_seq - 1
-            self.probes_unanswered += 1
             return Probe(self._probe_count), None
         return None
 
@@ -404,6 +403,7 @@ class Link:
                     Cause.UNREACHABLE, f"no acknowledgement for {limits.stall_s:g} s", tell=True
                 )
             self._probe_due = True
+            self.probes_unanswered += 1  # also one that the pipe will not even take
             self._probe_wait_s = min(self._probe_wait_s * 2, limits.repeat_s_max)
             self._probe_at_s = now_s + self._probe_wait_s
         return ()

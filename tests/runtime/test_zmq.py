@@ -309,7 +309,8 @@ async def test_connect_twice_changes_nothing(world: World) -> None:
     assert at_a.downs == []
 
 
-async def test_a_pipe_that_swallows_everything_is_replaced(world: World) -> None:
+@pytest.mark.parametrize("count", [5, BULK_HWM * 3])  # the pipe itself is full, or is not
+async def test_a_pipe_that_swallows_everything_is_replaced(world: World, count: int) -> None:
     # What a ROUTER does to a second connection with the routing id of the first.
     limits = Limits(probe_s=0.01, repeat_s_max=0.02)
     a, _, b, at_b = await world.pair(limits=limits)
@@ -321,10 +322,10 @@ async def test_a_pipe_that_swallows_everything_is_replaced(world: World) -> None
     hole.bind(f"ipc://{path}")
     peer.dealer.disconnect(b.endpoint)
     peer.dealer.connect(f"ipc://{path}")
-    for number in range(5):
+    for number in range(count):
         assert a.send("b", header_to("b", number), Stop())
-    await at_b.until(lambda: len(at_b.arrived) == 5)
-    assert at_b.numbers == list(range(5))
+    await at_b.until(lambda: len(at_b.arrived) == count)
+    assert at_b.numbers == list(range(count))
     assert at_b.downs == []
     hole.close(0)
     path.unlink(missing_ok=True)
