@@ -5,8 +5,7 @@ transaction each: `acquire` either leases all that the request needs or changes 
 
     tokens of a request   [0 ........ committed)[committed ...... pages)[granted ..)
     its pages             in the tree, locked    its own alone           reserved, unknown to us
-                          (or a duplicate of      until `release`
-                          the tree's, its own)
+                                                                         until `release`
 
 Laws: a page is free, in the tree, one request's own, or reserved, and exactly one of these; what a
 request reads is locked; prefixes are shared within one namespace only; at least the last token of
@@ -39,7 +38,7 @@ class Counts(NamedTuple):
 class Lease:
     """What one request holds."""
 
-    __slots__ = ("committed", "duplicates", "namespace", "node", "pages", "pending", "tokens")
+    __slots__ = ("committed", "namespace", "node", "pages", "pending", "tokens")
 
     def __init__(self, namespace: str, tokens: Int32s, node: Node | None, pages: list[int]) -> None:
         self.namespace = namespace
@@ -47,7 +46,6 @@ class Lease:
         self.node = node  # its lock: the tree has its first `committed` pages up to here
         self.pages = pages
         self.committed = 0
-        self.duplicates: list[int] = []  # of its first `committed` pages, those not in the tree
         self.pending: tuple[Node, bytes] | None = None  # the page that it says it is computing
 
 
@@ -115,15 +113,23 @@ class Ledger:
         return Acquired(request, attempt, matched * self.page_size, pack(lease.pages))
 
     def commit(self, request: str, attempt: int, computed_len: int) -> None:
-        """Shares the request's full pages of [0, computed_len). Frees nothing."""
+        """Shares the request's full pages of [0, computed_len). Frees nothing.
+
+        Where the tree has the same tokens under other numbers by now, the rest stays the request's
+        own until its release: its page table names these pages, and a lock on the others would
+        make one request hold more than it needs.
+        """
         lease = self._leases[request, attempt]
         if lease.node is None:
             return
         count = computed_len // self.page_size
         assert count <= len(lease.pages), f"{request} computed {computed_len} tokens"
-        if count > lease.committed:
+        if count > lease.committed and not lease.node.has(
+            self._page(lease.tokens, lease.committed)
+        ):
             self._withdraw(lease)
-            self._share(lease, lease.tokens, count)
+            duplicates = self._share(lease, lease.tokens, count)
+            assert not duplicates, f"{request} shared what was there"
             self._announce(request, lease)
 
     def release(self, request: str, attempt: int, tokens: Int32s, granted: Int32s = b"") -> None:
@@ -137,10 +143,9 @@ class Ledger:
             count = len(tokens) // self._page_bytes
             assert count <= len(lease.pages), f"{request} computed more than it has pages for"
             if count > lease.committed:
-                self._share(lease, tokens, count)
+                self._pages.give(self._share(lease, tokens, count))
             self._tree.unlock(lease.node)
         self._pages.give(lease.pages[lease.committed :])
-        self._pages.give(lease.duplicates)
 
     def reserve(self, page_count: int) -> Granted:
         """Leases up to `page_count` pages to the scheduler itself."""
@@ -207,19 +212,16 @@ class Ledger:
             self._pages.give(self._tree.evict(short))
         return self._pages.take(count)
 
-    def _share(self, lease: Lease, tokens: Int32s, count: int) -> None:
-        """Puts the lease's pages [committed, count) into the tree.
-
-        Where the tree has the same tokens under other numbers, the request's own pages stay its
-        own: its page table names them until it ends.
-        """
+    def _share(self, lease: Lease, tokens: Int32s, count: int) -> list[int]:
+        """Puts the lease's pages [committed, count) into the tree; returns those of them that the
+        tree has already, under other numbers."""
         assert lease.node is not None
         begin, size = lease.committed, self._page_bytes
         lease.node, duplicates = self._tree.extend(
             lease.node, tokens[begin * size : count * size], lease.pages[begin:count]
         )
-        lease.duplicates += duplicates
         lease.committed = count
+        return duplicates
 
     def _announce(self, request: str, lease: Lease) -> None:
         """Says which full page the request computes next, unless another one computes it too."""
@@ -254,8 +256,7 @@ class Ledger:
         hold(sorted(self._reserved), "reserved")
         for (request, _), lease in self._leases.items():
             hold(lease.pages[lease.committed :], request)
-            hold(lease.duplicates, request)
-            shared = set(lease.pages[: lease.committed]) - set(lease.duplicates)
+            shared = set(lease.pages[: lease.committed])
             assert shared <= in_tree, f"{request} reads pages that the tree has lost"
             self._check_locked(request, lease)
         free = [page for page in range(len(holder)) if self._pages.is_free(page)]

@@ -51,6 +51,10 @@ class Node:
         self.hit_count = 0
         self.stamp = 0  # of its valid entry in the eviction heap; 0: none
 
+    def has(self, page: bytes) -> bool:
+        """Whether some run below begins with the tokens `page`."""
+        return page in self.children
+
 
 class Match(NamedTuple):
     """How far a prompt is known: up to page `within` of `node`. Valid until the tree changes."""

@@ -143,7 +143,7 @@ class Schedule:
         self.output.landed.append((message.elapsed_us / 1e6, len(flight.rows)))
         if message.failed:
             for request in rows_of(flight, message.failed):
-                if request is not None and request.state is not State.DONE:
+                if request is not None:
                     self._fail(request)
         self._commit(flight)
         tails = self.output.rows
@@ -181,14 +181,13 @@ class Schedule:
             return
         flight = self.flights.land(message)
         guilty = {id(request) for request in rows_of(flight, message.slots)}
-        for request in list(dict.fromkeys(flight.rows)):
-            if request is None or request.state is State.DONE:
-                continue
-            if id(request) in guilty:
-                self._fail(request)
+        for request in list(flight.rows):
+            if request is None:
                 continue
             self.flights.give_up(request, flight)
-            if request.is_running:
+            if id(request) in guilty:
+                self._fail(request)
+            elif request.is_running:
                 self._retract(request)
         self._settle_retiring()
 
@@ -314,9 +313,11 @@ class Schedule:
             self._acknowledge(request)
 
     def _fail(self, request: Request) -> None:
+        """What it has computed is void, also when it has ended meanwhile for another reason."""
         request.is_poisoned = True
-        self._close(request)
-        self.output.end(request, FinishReason.ERROR, problem=finish.not_computed())
+        if request.state is not State.DONE:
+            self._close(request)
+            self.output.end(request, FinishReason.ERROR, problem=finish.not_computed())
 
     def _close(self, request: Request) -> None:
         """The request is done. Whoever calls this sees to its one terminal tail."""

@@ -308,6 +308,17 @@ def test_duplicate_pages_live_until_their_reader_ends() -> None:
     ledger.check()
 
 
+def test_a_request_locks_no_page_that_it_does_not_read() -> None:
+    """Or one that runs alone could not have the whole pool, and would wait for ever."""
+    ledger = Ledger(3, 4)
+    acquired(ledger.acquire("a", 1, pack(range(7))))
+    ledger.release("a", 1, pack(range(7)))
+    acquired(ledger.acquire("b", 1, pack(range(4))))
+    ledger.commit("b", 1, 4)
+    assert ledger.counts() == (1, 1, 1, 0)
+    assert len(unpack(ledger.reserve(2).pages)) == 2
+
+
 def test_short_of_pages_is_told_once_when_some_come_back() -> None:
     ledger = Ledger(4, 4)
     acquired(ledger.acquire("a", 1, pack(range(16))))

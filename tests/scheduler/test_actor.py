@@ -468,6 +468,21 @@ def test_a_prompt_whose_last_chunk_is_no_number_shares_nothing_of_it() -> None:
     finish(world)
 
 
+def test_what_a_failed_step_was_to_compute_is_not_shared() -> None:
+    """Cancelled with a step in flight that then fails: its pages hold less than was planned."""
+    world = World(page_size=1, prefill_budget=1, max_inflight=2)
+    prompt = random_prompt(12)
+    world.submit("a", prompt, max_tokens=4)
+    world.settle_but(TO_WORKER)
+    world.cancel("a")
+    world.settle_but(TO_WORKER)
+    world.failures = lambda step: list(unpack(step.slots)) if step.step == 1 else []
+    world.settle()
+    assert world.cache_actor.ledger.counts().cached == 0
+    world.submit("b", prompt, max_tokens=4)
+    finish(world)
+
+
 def test_a_deferral_that_crosses_what_it_waits_for_is_asked_again() -> None:
     world = World(page_size=4, prefill_budget=8, page_count=100)
     prompt = random_prompt(9)
