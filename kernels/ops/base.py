@@ -56,6 +56,16 @@ class FusedForward(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Filters:
+    """What narrows a draw, of each row drawn; contiguous, on the operators' device."""
+
+    temperature: Tensor  # float32 [D], > 0
+    top_k: Tensor  # int64 [D], in [1, vocab]; vocab: off
+    top_p: Tensor  # float64 [D]; 1: off
+    min_p: Tensor  # float64 [D]; 0: off
+
+
 class Ops(Protocol):
     """Operators of one device flavour. `dtype` is that of activations and of the KV pool."""
 
@@ -134,6 +144,12 @@ class Ops(Protocol):
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """float32 [S, vocab] -> the largest of each row (NaN if there is one) and the first id at
         which it stands, int64 [S]."""
+        ...
+
+    def draw(self, logits: Tensor, rows: Tensor, filters: Filters, noise: Tensor) -> Tensor:
+        """A token for each of the rows `rows` (int64 [D]) of logits float32 [S, vocab], which stay:
+        the first id at which the sum of weights exceeds noise (float64 [D], in [0, 1)) times the
+        sum of all, as `draw.py` says. A row's token depends on that row alone."""
         ...
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.ops import exact
-from kernels.ops.base import OPS, Heads
+from kernels.ops.base import OPS, Filters, Heads
+from kernels.ops.draw import draw
 from kernels.quant.weight import Weight
 
 DTYPES = {
@@ -120,6 +121,9 @@ class ReferenceOps:
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         peak, tokens = logits.max(dim=-1)
         return peak, tokens
+
+    def draw(self, logits: Tensor, rows: Tensor, filters: Filters, noise: Tensor) -> Tensor:
+        return draw(logits.index_select(0, rows), filters, noise)
 
     def exact(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float32 and self.device.type == "cpu"

@@ -13,6 +13,7 @@ reduction is the vocabulary's; sums in float64); a row whose logits are not numb
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.batch import Ints, TokenLogprobs
-from kernels.ops.base import Ops
-from kernels.slots import GREEDY_BELOW, SamplingColumns, Slots
+from kernels.ops.base import Filters, Ops
+from kernels.slots import GREEDY_BELOW, Flags, SamplingColumns, Slots
 
 LOGPROB_MIN = -9999.0  # JSON has no -inf
-CANDIDATES = 512  # sorted first for top-p and min-p; a row that keeps more is sorted whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +32,7 @@ class Sampled:
     """`tokens[i]` for row i; meaningless where `failed[i]`."""
 
     tokens: Ints  # [S]
-    failed: NDArray[np.bool_]  # [S]
+    failed: Flags  # [S]
     logprobs: list[TokenLogprobs | None] | None  # None: no row asked
 
 
@@ -41,35 +41,73 @@ def sample(logits: Tensor, slots: Slots, rows: Ints, eos_ids: tuple[int, ...], o
     peak, tokens = ops.best(logits)
     failed = ~torch.isfinite(peak)
     logprobs = None
-    special = np.flatnonzero(~slots.columns.plain[rows])
+    usable = ~failed.cpu().numpy()
+    special = np.flatnonzero(~slots.columns.plain[rows] & usable)
     if len(special):
         index = torch.from_numpy(special).to(logits.device)
-        changed = logits.index_select(0, index)
-        changed.masked_fill_(failed.index_select(0, index)[:, None], 0.0)
-        tokens[index] = sample_special(changed, slots, rows[special], eos_ids)
-        logprobs = sample_logprobs(logits, slots.columns, rows, tokens, failed)
-    return Sampled(tokens.cpu().numpy().astype(np.int32), failed.cpu().numpy(), logprobs)
+        tokens[index] = sample_special(logits, index, slots, rows[special], eos_ids, ops)
+        logprobs = sample_logprobs(logits, slots.columns, rows, tokens, usable)
+    return Sampled(tokens.cpu().numpy().astype(np.int32), ~usable, logprobs)
 
 
-def sample_special(logits: Tensor, slots: Slots, rows: Ints, eos_ids: tuple[int, ...]) -> Tensor:
-    """Rows with any parameter set: logits [D, vocab] (overwritten) -> tokens int64 [D]."""
+def sample_special(
+    logits: Tensor, index: Tensor, slots: Slots, rows: Ints, eos_ids: tuple[int, ...], ops: Ops
+) -> Tensor:
+    """Rows with any parameter set: logits[index] of the slots `rows` [D] -> tokens int64 [D]."""
     columns = slots.columns
-    penalize(logits, slots, rows)
-    bias(logits, columns, rows)
     generated = slots.known_len[rows] - slots.prompt_len[rows]
-    bar(logits, columns, rows, generated, eos_ids)
-    tokens = logits.argmax(dim=-1)
-    drawn = np.flatnonzero(columns.temperature[rows] >= GREEDY_BELOW)
-    if len(drawn):
-        slots_drawn = rows[drawn]
-        index = torch.from_numpy(drawn).to(logits.device)
-        noise = uniform(columns.seed[slots_drawn], generated[drawn], columns.choice[slots_drawn])
-        tokens[index] = draw(logits.index_select(0, index), columns, slots_drawn, noise)
+    if sample_changes(columns, rows, generated):
+        logits = logits.index_select(0, index)
+        index = torch.arange(len(rows), device=logits.device)
+        penalize(logits, slots, rows)
+        bias(logits, columns, rows)
+        bar(logits, columns, rows, generated, eos_ids)
+    drawn = columns.temperature[rows] >= GREEDY_BELOW
+    if not drawn.all():
+        _, tokens = ops.best(logits.index_select(0, index))
+    else:
+        tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    if drawn.any():
+        at = torch.from_numpy(np.flatnonzero(drawn)).to(logits.device)
+        own = rows[drawn]
+        noise = uniform(columns.seed[own], generated[drawn], columns.choice[own])
+        noise_there = torch.from_numpy(noise).to(logits.device)
+        filters = filters_of(columns, own, logits.shape[1], logits.device)
+        tokens[at] = ops.draw(logits, index[at], filters, noise_there)
     return tokens
 
 
+def sample_changes(columns: SamplingColumns, rows: Ints, generated: Ints) -> bool:
+    """Whether any of the rows has its logits changed before it is chosen from."""
+    return bool(
+        (columns.repetition[rows] != 1.0).any()
+        or (columns.presence[rows] != 0.0).any()
+        or (columns.frequency[rows] != 0.0).any()
+        or (generated < columns.min_tokens[rows]).any()
+        or any(columns.bias_ids[slot] for slot in rows.tolist())
+    )
+
+
+def filters_of(
+    columns: SamplingColumns, rows: Ints, vocab_size: int, device: torch.device
+) -> Filters:
+    top_k = columns.top_k[rows]
+    top_k = np.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
+
+    def there(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return Filters(
+        temperature=there(columns.temperature[rows].astype(np.float32)),
+        top_k=there(top_k),
+        top_p=there(columns.top_p[rows]),
+        min_p=there(columns.min_p[rows]),
+    )
+
+
 def penalize(logits: Tensor, slots: Slots, rows: Ints) -> None:
-    """Repetition over all known tokens of a row, presence and frequency over its generated ones."""
+    """Repetition over all known tokens of a row, presence and frequency over its generated ones.
+    Touches those tokens only."""
     columns = slots.columns
     wanted = (
         (columns.repetition[rows] != 1.0)
@@ -79,33 +117,25 @@ def penalize(logits: Tensor, slots: Slots, rows: Ints) -> None:
     local = np.flatnonzero(wanted)
     if not len(local):
         return
-    chosen = rows[local]
     vocab_size = logits.shape[1]
-    known, prompt = slots.known_len[chosen], slots.prompt_len[chosen]
+    known, prompt = slots.known_len[rows[local]], slots.prompt_len[rows[local]]
+    nth = np.repeat(np.arange(len(local)), known)  # of each known token: which of the rows
+    position = np.arange(len(nth)) - np.repeat(np.cumsum(known) - known, known)
+    tokens = slots.tokens[rows[local][nth], position].astype(np.int64)
+    flat, place = np.unique(local[nth] * vocab_size + tokens, return_inverse=True)
+    generated = np.bincount(place, weights=position >= prompt[nth], minlength=len(flat))
+    slot = rows[flat // vocab_size]
 
-    def counts(begin: Ints, end: Ints) -> Tensor:
-        """How often each token occurs in [begin, end) of each slot: int64 [rows, vocab]."""
-        lengths = end - begin
-        row = np.repeat(np.arange(len(chosen)), lengths)
-        first = np.cumsum(lengths) - lengths
-        at = np.arange(len(row)) - np.repeat(first - begin, lengths)
-        tokens = slots.tokens[chosen[row], at].astype(np.int64)
-        flat = np.bincount(row * vocab_size + tokens, minlength=len(chosen) * vocab_size)
-        return torch.from_numpy(flat.reshape(len(chosen), vocab_size)).to(logits.device)
+    def there(values: NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(values.astype(np.float32)).to(logits.device)
 
-    def column(values: NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(values[chosen].astype(np.float32))[:, None].to(logits.device)
-
-    index = torch.from_numpy(local).to(logits.device)
-    changed = logits.index_select(0, index)
-    generated = counts(prompt, known)
-    seen = (generated + counts(np.zeros_like(prompt), prompt)) > 0
-    repetition = column(columns.repetition)
-    damped = torch.where(changed > 0, changed / repetition, changed * repetition)
-    changed = torch.where(seen, damped, changed)
-    changed -= generated.float() * column(columns.frequency)
-    changed -= (generated > 0).float() * column(columns.presence)
-    logits[index] = changed
+    index = torch.from_numpy(flat).to(logits.device)
+    changed = logits.view(-1).index_select(0, index)
+    repetition = there(columns.repetition[slot])
+    changed = torch.where(changed > 0, changed / repetition, changed * repetition)
+    changed -= there(generated * columns.frequency[slot])
+    changed -= there((generated > 0) * columns.presence[slot])
+    logits.view(-1).index_copy_(0, index, changed)
 
 
 def bias(logits: Tensor, columns: SamplingColumns, rows: Ints) -> None:
@@ -128,76 +158,12 @@ def bar(
             logits[row, torch.tensor(ids, device=logits.device)] = -torch.inf
 
 
-def draw(
-    logits: Tensor, columns: SamplingColumns, rows: Ints, noise: NDArray[np.float64]
-) -> Tensor:
-    """logits [D, vocab] (overwritten), noise [D] in [0, 1) -> tokens int64 [D]."""
-    device, vocab_size = logits.device, logits.shape[1]
-    temperature = torch.from_numpy(columns.temperature[rows].astype(np.float32)).to(device)
-    logits -= logits.amax(dim=-1, keepdim=True)
-    weights = torch.softmax(logits.div_(temperature[:, None]), dim=-1)
-    top_k, top_p, min_p = columns.top_k[rows], columns.top_p[rows], columns.min_p[rows]
-    top_k = np.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
-    filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0) | (min_p > 0.0))
-    if len(filtered):
-        index = torch.from_numpy(filtered).to(device)
-        limits = [torch.from_numpy(each[filtered]).to(device) for each in (top_k, top_p, min_p)]
-        weights[index] = keep(weights.index_select(0, index), *limits)
-    below = weights.double().cumsum(dim=-1)
-    total = below[:, -1:]
-    target = torch.from_numpy(noise).to(device)[:, None] * total
-    # noise < 1, but the product may round up to the total, past the last token
-    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(below, target, right=True).squeeze(1)
-
-
-def keep(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """weights [F, vocab] with all but the tokens that pass the filters set to 0. Among equals at
-    the edge those with the lowest ids stay."""
-    vocab_size = weights.shape[1]
-    limited = top_k[top_k < vocab_size]
-    candidates = max(CANDIDATES, int(limited.max()) if len(limited) else 0)
-    values = weights.topk(min(candidates, vocab_size), dim=-1).values
-    count, settled = keep_count(weights, values, top_k, top_p, min_p)
-    if not settled:
-        values = weights.sort(dim=-1, descending=True).values
-        count, _ = keep_count(weights, values, top_k, top_p, min_p)
-    edge = values.gather(1, count[:, None] - 1)
-    kept = weights >= edge
-    if not torch.equal(kept.sum(dim=-1), count):
-        above = weights > edge
-        equal = kept & ~above
-        room = count - above.sum(dim=-1)
-        kept = above | (equal & (equal.cumsum(dim=-1) <= room[:, None]))
-    return weights * kept
-
-
-def keep_count(
-    weights: Tensor, values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, bool]:
-    """How many of the largest weights each row keeps, int64 [F], at least 1; and whether `values`
-    [F, M], the M largest in order, were enough to tell."""
-    width, vocab_size = values.shape[1], weights.shape[1]
-    wide = values.double()
-    through = wide.cumsum(dim=-1)
-    whole = weights.double().cumsum(dim=-1)[:, -1:]  # not sum: its order depends on the row count
-    within_k = through.gather(1, top_k.clamp(max=width)[:, None] - 1)
-    total = torch.where((top_k < vocab_size)[:, None], within_k, whole)
-    rank = torch.arange(width, device=values.device)
-    passed = rank < top_k[:, None]
-    passed &= ((through - wide) < top_p[:, None] * total) | (top_p >= 1.0)[:, None]
-    passed &= wide >= min_p[:, None] * wide[:, :1]
-    count = passed.sum(dim=-1)
-    settled = width == vocab_size or bool(((count < width) | (top_k <= width)).all())
-    return count.clamp(min=1), settled
-
-
 def sample_logprobs(
-    logits: Tensor, columns: SamplingColumns, rows: Ints, tokens: Tensor, failed: Tensor
+    logits: Tensor, columns: SamplingColumns, rows: Ints, tokens: Tensor, usable: Flags
 ) -> list[TokenLogprobs | None] | None:
     """Log-probabilities of the rows that asked, of the bare logits; None if none did."""
     wanted = [columns.logprobs[slot] for slot in rows.tolist()]
-    asking = [row for row, count in enumerate(wanted) if count is not None and not failed[row]]
+    asking = [row for row, count in enumerate(wanted) if count is not None and usable[row]]
     if not asking:
         return None
     index = torch.tensor(asking, device=logits.device)

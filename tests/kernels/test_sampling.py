@@ -12,15 +12,27 @@ from hypothesis import strategies as st
 
 from kernels.batch import Sampling, SlotOpen, StepInput
 from kernels.ops import sampling as under_test
+from kernels.ops.base import OPS, Ops, OpsUnavailable
 from kernels.ops.reference import ReferenceOps
-from kernels.ops.sampling import sample, uniform
+from kernels.ops.sampling import Sampled, sample, uniform
 from kernels.slots import Slots
 from tests.kernels.driver import ints
 
 VOCAB = 600  # more than CANDIDATES: the whole row gets sorted now and then
 EOS = (3, 9)
 PLAIN = Sampling(temperature=0.0)
-OPS = ReferenceOps(torch.device("cpu"))
+CPU = torch.device("cpu")
+
+
+def flavours() -> list[Ops]:
+    """The reference, and the compiled operators where they can run."""
+    try:
+        return [ReferenceOps(CPU), OPS.get("cpu")(CPU)]
+    except OpsUnavailable:
+        return [ReferenceOps(CPU)]
+
+
+FLAVOURS = flavours()
 
 
 def fill(each: list[Sampling], prompt: list[int], generated: list[int]) -> Slots:
@@ -34,9 +46,19 @@ def fill(each: list[Sampling], prompt: list[int], generated: list[int]) -> Slots
     return slots
 
 
-def draw(logits: np.ndarray, each: list[Sampling], prompt: list[int], generated: list[int]):
+def draw(
+    logits: np.ndarray,
+    each: list[Sampling],
+    prompt: list[int],
+    generated: list[int],
+    ops: Ops = FLAVOURS[-1],
+) -> Sampled:
+    """Leaves `logits` as they are."""
     slots = fill(each, prompt, generated)
-    return sample(torch.from_numpy(logits), slots, ints(range(len(each))), EOS, OPS)
+    before = logits.copy()
+    sampled = sample(torch.from_numpy(logits), slots, ints(range(len(each))), EOS, ops)
+    assert np.array_equal(before, logits, equal_nan=True)
+    return sampled
 
 
 def adjusted(row: np.ndarray, own: Sampling, prompt: list[int], generated: list[int]) -> np.ndarray:
@@ -112,14 +134,15 @@ samplings = st.builds(
     generated=st.lists(st.integers(0, 12), max_size=5),
     spread=st.sampled_from([0.01, 1.0, 8.0]),
     seed=st.integers(0, 2**31),
+    ops=st.sampled_from(FLAVOURS),
 )
 def test_tokens_are_those_of_the_plain_reference(
-    each: list[Sampling], generated: list[int], spread: float, seed: int
+    each: list[Sampling], generated: list[int], spread: float, seed: int, ops: Ops
 ) -> None:
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, VOCAB, 8).tolist()
     logits = (rng.standard_normal((len(each), VOCAB)) * spread).astype(np.float32)
-    got = draw(logits, each, prompt, generated)
+    got = draw(logits, each, prompt, generated, ops)
     assert not got.failed.any()
     for row, own in enumerate(each):
         values = adjusted(logits[row], own, prompt, generated)
@@ -138,37 +161,44 @@ def test_tokens_are_those_of_the_plain_reference(
 
 
 @settings(max_examples=60, deadline=None)
-@given(each=st.lists(samplings, min_size=2, max_size=7), seed=st.integers(0, 2**31))
-def test_a_row_is_drawn_the_same_in_any_company(each: list[Sampling], seed: int) -> None:
+@given(
+    each=st.lists(samplings, min_size=2, max_size=7),
+    seed=st.integers(0, 2**31),
+    ops=st.sampled_from(FLAVOURS),
+)
+def test_a_row_is_drawn_the_same_in_any_company(each: list[Sampling], seed: int, ops: Ops) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((len(each), VOCAB)) * 3).astype(np.float32)
     logits[:, ::50] = logits[:, :1]  # ties
     prompt, generated = [1, 2, 3], [5, 5]
-    together = draw(logits, each, prompt, generated).tokens
+    together = draw(logits, each, prompt, generated, ops).tokens
     for row, own in enumerate(each):
-        alone = draw(logits[row : row + 1], [own], prompt, generated).tokens
+        alone = draw(logits[row : row + 1], [own], prompt, generated, ops).tokens
         assert alone[0] == together[row]
 
 
-def test_equal_logits_give_the_lowest_id() -> None:
+@pytest.mark.parametrize("ops", FLAVOURS)
+def test_equal_logits_give_the_lowest_id(ops: Ops) -> None:
     logits = np.zeros((3, VOCAB), np.float32)
     logits[:, [17, 18, 40]] = 2.0
     each = [PLAIN, Sampling(temperature=1.0, top_k=1, seed=5), Sampling(top_p=1e-9, seed=6)]
-    assert draw(logits, each, [1], []).tokens.tolist() == [17, 17, 17]
+    assert draw(logits, each, [1], [], ops).tokens.tolist() == [17, 17, 17]
 
 
-def test_top_k_keeps_no_more_than_k_of_equals() -> None:
+@pytest.mark.parametrize("ops", FLAVOURS)
+def test_top_k_keeps_no_more_than_k_of_equals(ops: Ops) -> None:
     logits = np.zeros((400, VOCAB), np.float32)
     each = [Sampling(top_k=3, seed=seed) for seed in range(400)]
-    assert set(draw(logits, each, [1], []).tokens.tolist()) == {0, 1, 2}
+    assert set(draw(logits, each, [1], [], ops).tokens.tolist()) == {0, 1, 2}
 
 
-def test_draws_follow_the_distribution() -> None:
+@pytest.mark.parametrize("ops", FLAVOURS)
+def test_draws_follow_the_distribution(ops: Ops) -> None:
     weights = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
     logits = np.full((4000, VOCAB), -1e4, np.float32)
     logits[:, :5] = np.log(weights)
     each = [Sampling(seed=seed) for seed in range(4000)]
-    counts = np.bincount(draw(logits, each, [1], []).tokens, minlength=5)[:5]
+    counts = np.bincount(draw(logits, each, [1], [], ops).tokens, minlength=5)[:5]
     expected = weights * 4000
     assert ((counts - expected) ** 2 / expected).sum() < 25  # chi², 4 degrees: beyond 1e-4
 
@@ -182,16 +212,17 @@ def test_noise_differs_by_seed_position_and_choice() -> None:
     assert (values >= 0).all() and (values < 1).all() and 0.4 < values.mean() < 0.6
 
 
-def test_rows_that_are_not_numbers_fail_alone() -> None:
+@pytest.mark.parametrize("ops", FLAVOURS)
+def test_rows_that_are_not_numbers_fail_alone(ops: Ops) -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((6, VOCAB)).astype(np.float32)
     each = [PLAIN, PLAIN, Sampling(seed=1), Sampling(seed=2, logprobs=2), PLAIN, Sampling(seed=4)]
-    clean = draw(logits, each, [1], [])
+    clean = draw(logits, each, [1], [], ops)
     broken = logits.copy()
     broken[1, 5] = np.nan
     broken[3, 7] = np.nan
     broken[4, 8] = np.inf
-    got = draw(broken, each, [1], [])
+    got = draw(broken, each, [1], [], ops)
     assert got.failed.tolist() == [False, True, False, True, True, False]
     assert (got.tokens == clean.tokens)[[0, 2, 5]].all()
     assert got.logprobs is None or got.logprobs[3] is None

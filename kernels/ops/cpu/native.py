@@ -82,6 +82,8 @@ SIGNATURES = {
     "hs_embed": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "hs_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
     "hs_best": (c_void_p, c_int64, c_int64, c_void_p, c_void_p),
+    "hs_draw": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p,
+                c_void_p, c_void_p),
     "hs_silu_mul": (c_void_p, c_int64, c_int64, c_void_p),
     "hs_rope_write": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
                       c_void_p, c_void_p, c_int64, c_void_p),

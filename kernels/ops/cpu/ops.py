@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.ops.base import OPS, Heads
+from kernels.ops.base import OPS, Filters, Heads
 from kernels.ops.cpu import check, native
 from kernels.ops.cpu.arena import Arena
 from kernels.ops.cpu.native import FORMATS, KINDS, TABLE_DTYPES, LinearStruct, pointer
@@ -242,6 +242,25 @@ class CpuOps:
             self.library.hs_best(logits.data_ptr(), rows, n, peak.data_ptr(), token.data_ptr())
         )
         return peak, token
+
+    def draw(self, logits: Tensor, rows: Tensor, filters: Filters, noise: Tensor) -> Tensor:
+        logits = logits.contiguous()
+        token = torch.empty(len(rows), dtype=torch.int64)
+        native.check(
+            self.library.hs_draw(
+                logits.data_ptr(),
+                logits.shape[1],
+                rows.data_ptr(),
+                len(rows),
+                filters.temperature.data_ptr(),
+                filters.top_k.data_ptr(),
+                filters.top_p.data_ptr(),
+                filters.min_p.data_ptr(),
+                noise.data_ptr(),
+                token.data_ptr(),
+            )
+        )
+        return token
 
 
 def rows_of(weight: Weight, first: int, last: int) -> Tensor:

@@ -27,7 +27,8 @@ void hs_parallel(hs_task task, void *argument, int64_t count);
 int hs_thread_count(void);
 /* Memory that belongs to the calling thread; the same place again at the next call with `slot`. */
 void *hs_workspace(int slot, size_t bytes);
-enum { SPACE_PACKED, SPACE_ATTENTION, SPACE_FEED, SPACE_QKV, SPACE_HIDDEN, SPACE_Q, SPACE_COUNT };
+enum { SPACE_PACKED, SPACE_ATTENTION, SPACE_FEED, SPACE_QKV, SPACE_HIDDEN, SPACE_Q, SPACE_SAMPLE,
+       SPACE_COUNT };
 
 /* ---- linear: weights as panels of 16 output columns ---- */
 enum { KIND_FLOAT32 = 0, KIND_BFLOAT16 = 1, KIND_BLOCK = 2 };
