@@ -10,6 +10,7 @@ not arrive is counted once, and its sender is told; only the root node gives ord
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -125,6 +126,8 @@ class Node:
         if self.transport is not None:
             await self.transport.start(self)
             if self.office is None:
+                # The root alone judges who hangs; its own death is seen by other means.
+                self.transport.be_patient(self.boot.root, math.inf)
                 self.peers.connect(
                     self.boot.root, self.boot.root_incarnation, self.boot.root_endpoint
                 )
@@ -210,6 +213,8 @@ class Node:
                 for known in rows:
                     self.learn(known)
             case NodeUp(name, incarnation, endpoint):
+                if self.transport is not None:
+                    self.transport.be_patient(name, math.inf)
                 self.peers.connect(name, incarnation, endpoint)
             case NodeDown(name, incarnation):
                 self.peers.disconnect(name, incarnation)
@@ -260,7 +265,9 @@ class Node:
             starting.add(known.path)
         else:
             starting.discard(known.path)
-        if bool(starting) != was_starting and known.node != self.name and self.transport:
+        if self.office is None or self.transport is None or known.node == self.name:
+            return
+        if bool(starting) != was_starting:
             self.transport.be_patient(known.node, START_PATIENCE if starting else 1.0)
 
     def watch(self, life: Life, path: str) -> None:

@@ -140,6 +140,7 @@ class Caller(Actor):
         self.seen: list[Any] = []
         self.outcomes: list[Any] = []
         self.stopped: Reason | None = None
+        self.ended_count = 0
 
     def on_relay(self, message: Relay) -> None:
         ref: Ref[Any] = self.context.peer(message.path)
@@ -172,6 +173,11 @@ class Caller(Actor):
 
     async def on_stop(self, reason: Reason) -> None:
         self.stopped = reason
+
+    def on_end(self) -> None:
+        self.ended_count += 1
+        if self.stopped is None:
+            raise RuntimeError("a failing end harms nobody")
 
 
 class SlowDrainer(Counter):

@@ -27,11 +27,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def system_for(placement: str) -> System:
+def system_for(placement: str, **options: Any) -> System:
     kinds = {"threads": NodeKind.THREAD, "processes": NodeKind.PROCESS}
     nodes = (Node(name="n", kind=kinds[placement]),) if placement in kinds else ()
     root = tree(child("c", node="n" if nodes else "main"), child("a", "Caller"))
-    return System(root, nodes=nodes, encode_always=placement == "encoded")
+    return System(root, nodes=nodes, encode_always=placement == "encoded", **options)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -57,6 +57,22 @@ async def test_a_tree_does_the_same_wherever_its_actors_are(placement: str) -> N
     await system.stop()
     assert (await system.wait()).cause is Cause.STOPPED
     assert caller.stopped is not None
+
+
+@pytest.mark.parametrize("placement", ["threads", "processes"])
+async def test_a_root_that_was_stuck_kills_nobody_and_is_left_by_nobody(placement: str) -> None:
+    system = system_for(placement, heartbeat_s=0.05, hang_s=0.4)
+    await system.start()
+    threading.Event().wait(1.5)  # the root's loop stands still
+    caller: Any = system.local("a")
+    for _ in range(3):
+        system.tell("a", Ask("c", timeout_s=DEADLINE_S))
+        count = len(caller.outcomes)
+        await until(lambda count=count: len(caller.outcomes) > count)  # type: ignore[misc]
+        await asyncio.sleep(0.2)
+    assert caller.outcomes == [Reply(Total(0))] * 3
+    assert {row.incarnation for row in system.actors()} == {1}
+    await system.stop()
 
 
 async def test_threads_of_nodes_end_with_the_system() -> None:

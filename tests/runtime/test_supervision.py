@@ -188,3 +188,14 @@ async def test_check_failing_is_a_crash() -> None:
         p.tell("a", Add(-5))
         await settle()
         assert p.incarnation("a") == 2
+
+
+async def test_every_life_is_told_its_end_once_however_it_ends() -> None:
+    async with play(tree(child("a", "Caller"))) as p:
+        first = p.actor("a")
+        await p.crash("a")
+        second = p.actor("a")
+        await p.system.stop()
+        assert first is not second
+        assert (first.ended_count, first.stopped) == (1, None)
+        assert second.ended_count == 1 and second.stopped is not None
