@@ -2,8 +2,8 @@
 
 Weights are softmax(row / temperature). Top-k keeps the k largest; top-p then the fewest largest
 that hold its share of what is left; min-p those of at least its share of the largest. Among equals
-at an edge the lowest ids stay. The draw goes by the sum of weights in order of ids. It does not know
-where the noise comes from.
+at an edge the lowest ids stay. The draw goes by the sum of weights in order of ids. It does not
+know where the noise comes from.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ from kernels.load.base import (
     MissingFile,
     detect,
 )
-from kernels.load.gguf import GgufSource
-from kernels.quant.weight import BlockWeight
+from kernels.load.files import map_file
+from kernels.load.gguf import GgufParser, GgufSource
+from kernels.quant.weight import BLOCK_FORMATS, BlockWeight
 from kernels.runner import Runner, RunnerOptions
 from tests.kernels.driver import Driver, load
 
@@ -183,6 +184,25 @@ def test_gguf_formats_are_read_as_the_package_reads_them(name: str, tmp_path: Pa
         expected = torch.from_numpy(gguf.quants.dequantize(raw, kind))
         assert torch.equal(got.dequantize(), expected), tensor
     source.finish()
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_every_block_format_is_found_in_a_gguf_file(name: str, tmp_path: Path) -> None:
+    """The package writes few of the formats: the blocks are random bytes here."""
+    kind, block_len, block_bytes = BLOCK_FORMATS[name]
+    raw = np.random.default_rng(0).integers(0, 256, (6, 512 // block_len * block_bytes), np.uint8)
+    path = tmp_path / "one.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_tensor("blk.3.ffn_up.weight", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = GgufParser(path, map_file(path)).parse().tensors["blk.3.ffn_up.weight"]
+    weight = found.weight()
+    assert isinstance(weight, BlockWeight)
+    assert (weight.format, weight.shape) == (name, (6, 512))
+    assert np.array_equal(weight.data.numpy(), raw)
 
 
 def test_end_ids_are_the_stated_ones_and_the_control_tokens(tmp_path: Path) -> None:
