@@ -100,10 +100,8 @@ async def test_an_ask_into_a_full_mailbox_is_rejected(place: str) -> None:
         assert p.actor("a").outcomes == [Rejected(Cause.FULL)]
 
 
-async def test_an_ask_whose_node_is_lost_says_died(place: str) -> None:
-    if place == TOGETHER:
-        pytest.skip("the root's node can't be lost and looked at")
-    async with cast(place) as p:
+async def test_an_ask_whose_node_is_lost_says_died() -> None:
+    async with cast(APART) as p:
         p.tell("a", Ask("c", "sleep", 30))
         await settle()
         p.fabric.kill("n")
@@ -212,10 +210,8 @@ async def test_watching_the_dead_tells_of_the_death_at_once(place: str) -> None:
         assert p.actor("a").seen == [("down", 1, Cause.CRASHED)]
 
 
-async def test_watching_a_lost_node_tells_how_it_died(place: str) -> None:
-    if place == TOGETHER:
-        pytest.skip("the root's node can't be lost and looked at")
-    async with cast(place) as p:
+async def test_watching_a_lost_node_tells_how_it_died() -> None:
+    async with cast(APART) as p:
         p.tell("a", Watch("c"))
         await settle()
         p.fabric.kill("n")
