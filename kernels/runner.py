@@ -20,7 +20,6 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
 from kernels.batch import Sampling, SlotOpen, StepInput, StepOutput, no_ints
+from kernels.cores import usable_cores
 from kernels.kv import KvPool, fitting_page_count, free_memory_bytes, page_bytes
 from kernels.layers.decoder import Decoder
 from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
@@ -192,7 +192,7 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     device = torch.device("cpu" if options.device == "auto" else options.device)
     notes: list[str] = []
     ops, dtype = settle_ops(options, source.weight_format, device, notes)
-    ops.set_threads(options.threads or len(os.sched_getaffinity(0)))
+    ops.set_threads(options.threads or usable_cores())
     context_len = settle_context(options.context_len, config.context_len)
     model = Decoder(config, source, ops, dtype, context_len, progress)
     source.finish()

@@ -158,6 +158,7 @@ def test_callers_in_several_threads_get_their_own_results() -> None:
     assert not wrong
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_computes_with_threads_of_its_own() -> None:
     prepared = OPS.prepare_linear(block_weight("q4_1", 2048, 128), None, "quantized")
     x = torch.randn((9, 128), generator=generator(0))

@@ -1,4 +1,5 @@
-"""The operators in C for x86-64 CPUs with AVX512 VNNI and BF16, compiled at first use.
+"""The operators in C for x86-64 CPUs with AVX512 VNNI (faster still with BF16), compiled at first
+use.
 
 `csrc/` is the C, `build` compiles and caches it, `native` loads it and checks it once, `ops` is the
 flavour of `kernels.ops.base.Ops`, `stack` runs a whole decoder in one call. Where the C can't be

@@ -24,9 +24,7 @@ from kernels.ops.base import OpsUnavailable
 SOURCES = Path(__file__).parent / "csrc"
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-pthread", "-lm")
-NEEDED = frozenset(
-    "avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 avx512vbmi fma f16c".split()
-)
+NEEDED = frozenset("avx512f avx512bw avx512dq avx512vl avx512_vnni fma f16c".split())
 OFF_VARIABLE = "HISTRIO_NO_COMPILE"
 COMPILE_S_MAX = 300.0
 

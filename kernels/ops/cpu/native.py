@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 
 from torch import Tensor
 
+from kernels.cores import usable_cores
 from kernels.ops.base import Heads, OpsUnavailable
 from kernels.ops.cpu import build
 
@@ -130,7 +130,7 @@ def load() -> ctypes.CDLL:
         library = open_library(str(build.library()))
     except OSError as error:
         raise OpsUnavailable(f"the compiled library can't be loaded: {error}") from error
-    check(library.hs_set_threads(len(os.sched_getaffinity(0))))
+    check(library.hs_set_threads(usable_cores()))
     return library
 
 

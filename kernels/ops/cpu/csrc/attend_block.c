@@ -112,7 +112,7 @@ INLINE __m512 multiply_add(const int bf16, __m512 acc, const void *a, __m512 b) 
     int32_t bits;
     memcpy(&bits, a, 4);
     __m512i wide = _mm512_set1_epi32(bits);
-    if (bf16) return _mm512_dpbf16_ps(acc, (__m512bh)wide, (__m512bh)_mm512_castps_si512(b));
+    if (bf16) return dot_pairs(acc, wide, _mm512_castps_si512(b));
     return _mm512_fmadd_ps(_mm512_castsi512_ps(wide), b, acc);
 }
 
@@ -236,8 +236,8 @@ INLINE float soften(const int bf16, float *scores, int64_t low, int64_t high, fl
         if (!bf16) _mm512_storeu_ps(scores + v * 16, e);
     }
     if (bf16) {
-        _mm512_storeu_si512(scores, (__m512i)_mm512_cvtne2ps_pbh(s[1], s[0]));
-        _mm512_storeu_si512(scores + 16, (__m512i)_mm512_cvtne2ps_pbh(s[3], s[2]));
+        for (int v = 0; v < 4; v++)
+            _mm256_storeu_si256((__m256i *)(scores + v * 8), f32_to_bf16(s[v]));
     }
     _mm512_storeu_ps(sum, total);
     *maximum = now;

@@ -99,7 +99,31 @@ INLINE __m512 bf16_to_f32(__m256i v) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
 }
 
+#ifdef __AVX512BF16__
 INLINE __m256i f32_to_bf16(__m512 v) { return (__m256i)_mm512_cvtneps_pbh(v); }
+
+/* acc + the products of both halves of each pair */
+INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);
+}
+#else /* the first CPUs with VNNI lack it: two multiplications for one */
+INLINE __m256i f32_to_bf16(__m512 v) {
+    __m512i bits = _mm512_castps_si512(v), one = _mm512_set1_epi32(1);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+INLINE __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
+    const __m512i upper = _mm512_set1_epi32((int32_t)0xFFFF0000);
+    acc = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+                          _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), acc);
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, upper)),
+                           _mm512_castsi512_ps(_mm512_and_si512(b, upper)), acc);
+}
+#endif
 
 /* e^x with a relative error below 2e-7; 0 below -104, inf above 89. NaN stays NaN: where an operand
  * is NaN, min and max give the second one. */

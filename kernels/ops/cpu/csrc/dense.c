@@ -10,8 +10,7 @@ INLINE __m512 step(const int bf16, __m512 acc, const void *w, const void *x) {
     if (bf16) {
         int32_t pair;
         memcpy(&pair, x, 4);
-        return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(w),
-                                (__m512bh)_mm512_set1_epi32(pair));
+        return dot_pairs(acc, _mm512_loadu_si512(w), _mm512_set1_epi32(pair));
     }
     return _mm512_fmadd_ps(_mm512_loadu_ps(w), _mm512_set1_ps(*(const float *)x), acc);
 }
