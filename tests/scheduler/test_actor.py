@@ -468,18 +468,27 @@ def test_a_prompt_whose_last_chunk_is_no_number_shares_nothing_of_it() -> None:
     finish(world)
 
 
-def test_what_a_failed_step_was_to_compute_is_not_shared() -> None:
-    """Cancelled with a step in flight that then fails: its pages hold less than was planned."""
-    world = World(page_size=1, prefill_budget=1, max_inflight=2)
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_what_a_failed_step_was_to_compute_is_not_shared(is_cancelled: bool) -> None:
+    """By another's fault. Whether it goes on or ends, its pages hold less than was planned."""
+    world = World(page_size=1, prefill_budget=32, max_inflight=1)
     prompt = random_prompt(12)
+    world.submit("first", random_prompt(3, seed=2), max_tokens=4)
+    world.settle_but(TO_WORKER)
     world.submit("a", prompt, max_tokens=4)
+    world.submit("b", random_prompt(4, seed=1), max_tokens=4)
     world.settle_but(TO_WORKER)
-    world.cancel("a")
-    world.settle_but(TO_WORKER)
-    world.failures = lambda step: list(unpack(step.slots)) if step.step == 1 else []
-    world.settle()
-    assert world.cache_actor.ledger.counts().cached == 0
-    world.submit("b", prompt, max_tokens=4)
+    world.only(*TO_WORKER)
+    world.settle_but(TO_WORKER)  # the second step has rows of all three
+    if is_cancelled:
+        world.cancel("a")
+        world.settle_but(TO_WORKER)
+    slot = world.scheduler_actor.schedule.live["b"].slot
+    assert slot is not None
+    world.failures = lambda step: [slot] if step.step == 2 else []
+    finish(world)
+    assert world.guilty == {"b"}
+    world.submit("c", prompt, max_tokens=4)
     finish(world)
 
 
