@@ -110,6 +110,7 @@ class Worker(Actor):
             device=facts.device,
             pages=facts.page_count,
             page_size=facts.page_size,
+            how=list(facts.notes),
         )
         return runner
 
