@@ -186,7 +186,7 @@ def test_an_abort_while_retracted_ends_it() -> None:
     world = tight_world()
     while world.scheduler.counters.get("histrio_retractions_total", 0) < 1:
         assert world.deliver()
-    (victim,) = [r for r in world.scheduler_actor.schedule.live.values() if r.was_retracted]
+    victim, *_ = [r for r in world.scheduler_actor.schedule.live.values() if r.was_retracted]
     world.cancel(victim.id)
     finish(world)
     assert world.clients[victim.id].finish is FinishReason.ABORT
