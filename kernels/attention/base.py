@@ -18,11 +18,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.ops.base import Heads
 from kernels.registry import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """The same rows where the host can read them without waiting for a device."""
+
+    query_len: NDArray[np.int32]  # [rows]
+    kv_len: NDArray[np.int32]  # [rows]
+    page_table: NDArray[np.int32]  # [rows, pages_max], by row and not by slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,8 @@ class AttentionBatch:
     page_size: int
     query_len_max: int
     kv_len_max: int
+    table_rows: Tensor | None = None  # int32 [rows]: whose page_table row is whose; None: its own
+    host: HostRows | None = None
 
 
 class Attention(Protocol):

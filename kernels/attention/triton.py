@@ -1,0 +1,191 @@
+"""This file is attention over pages in Triton: for GPUs, no dependency but Triton.
+
+Rows of one query each that stand first in the batch are computed in splits of their keys (decode),
+the others in tiles of queries (prefill). A decode batch needs no plan from the host: lengths and
+tables are read on the device, so that a captured step can be replayed as sequences grow.
+
+Laws: those of `base.py`; a row of padding (kv_len 0) gives zeros. It does not know models.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.base import ATTENTION, AttentionBatch, AttentionShape
+from kernels.ops.base import OpsUnavailable
+
+LOG2_E = math.log2(math.e)
+BLOCK = 64  # keys of one product
+SPLIT_MIN = 128  # keys below which a row is not split further
+SPLITS_MAX = 64
+PROGRAMS_WANTED = 132 * 8  # programs that fill the device
+SPLITS_WIDE = 4  # also of many rows, since they are of unequal lengths
+
+
+@ATTENTION.register("triton")
+def triton_attention(shape: AttentionShape) -> TritonAttention:
+    """Raises OpsUnavailable with the reason."""
+    if importlib.util.find_spec("triton") is None:
+        raise OpsUnavailable("triton is not installed")
+    if shape.device.type != "cuda":
+        raise OpsUnavailable(f"triton attention has no form for {shape.device.type}")
+    return TritonAttention(shape)
+
+
+class TritonAttention:
+    """See `Attention`."""
+
+    by_slot = True  # reads `table_rows`
+    replayable = True  # a decode step may be captured and replayed
+
+    def __init__(self, shape: AttentionShape) -> None:
+        from kernels.ops.triton import attend  # only now: it needs Triton
+
+        heads = shape.heads
+        if heads.query % heads.kv:
+            raise OpsUnavailable(f"triton attention has no form for {heads}")
+        self.kernels = attend
+        self.shape = shape
+        self.group = heads.query // heads.kv
+        self.wide = 1 << (heads.dim - 1).bit_length()
+        # A product has at least 16 rows; the heads of one key head share its keys.
+        self.rows = max(16, 1 << (self.group - 1).bit_length())
+        cuda = shape.device.type == "cuda"
+        self.pdl = cuda and torch.cuda.get_device_capability(shape.device) >= (9, 0)
+        self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
+        self.softcap = 0.0
+        self.batch: AttentionBatch
+        self.table_rows: Tensor
+        self.decode_count = 0
+        self.splits = 1
+        self.part = self.part_lse = torch.empty(0)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        count = batch.page_table.shape[0] if batch.table_rows is None else len(batch.table_rows)
+        lens = batch.query_len.tolist() if batch.host is None else batch.host.query_len.tolist()
+        decode_count = next((n for n, length in enumerate(lens) if length != 1), len(lens))
+        self.batch, self.decode_count = batch, decode_count
+        rows = batch.table_rows
+        if rows is None:
+            rows = torch.arange(count, dtype=torch.int32, device=batch.page_table.device)
+        self.table_rows = rows
+        if decode_count:
+            self.plan_splits(decode_count, batch.kv_len_max)
+
+    def plan_splits(self, count: int, kv_len_max: int) -> None:
+        heads = self.shape.heads
+        wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
+        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX, max(-(-kv_len_max // SPLIT_MIN), 1))
+        self.splits = splits
+        if splits > 1:
+            like = {"dtype": torch.float32, "device": self.shape.device}
+            self.part = torch.empty((count, heads.query, splits, heads.dim), **like)
+            self.part_lse = torch.empty((count, heads.query, splits), **like)
+
+    def attend(
+        self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        assert q.is_contiguous() and k_pool.is_contiguous() and v_pool.is_contiguous()
+        if out is None:
+            out = torch.empty_like(q)
+        window = self.shape.windows[layer_index] or 0
+        count = self.decode_count
+        if count:
+            self.decode(q[:count], k_pool, v_pool, out[:count], window)
+        if count < len(self.table_rows):
+            self.prefill(q, k_pool, v_pool, out, window)
+        return out
+
+    def decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+        heads, batch, splits = self.shape.heads, self.batch, self.splits
+        alone = splits == 1
+        self.kernels.decode_kernel[(q.shape[0], heads.kv, splits)](
+            q,
+            k_pool,
+            v_pool,
+            batch.page_table,
+            self.table_rows,
+            batch.kv_len,
+            out if alone else self.part,
+            out if alone else self.part_lse,
+            out,
+            self.shape.scale * LOG2_E,
+            self.softcap,
+            batch.page_table.stride(0),
+            splits,
+            HKV=heads.kv,
+            G=self.group,
+            ROWS=self.rows,
+            D=heads.dim,
+            WIDE=self.wide,
+            PAGE=batch.page_size,
+            BLOCK=self.key_block(q),
+            SPLIT_MIN=SPLIT_MIN,
+            WINDOW=window,
+            CAP=self.softcap > 0,
+            ALONE=alone,
+            PDL=self.pdl,
+            num_warps=4,
+            num_stages=2 if self.narrow(q) else 1,
+            **self.launch,
+        )
+        if alone:
+            return
+        self.kernels.combine_kernel[(q.shape[0], heads.query)](
+            self.part,
+            self.part_lse,
+            batch.kv_len,
+            out,
+            splits,
+            HQ=heads.query,
+            D=heads.dim,
+            WIDE=self.wide,
+            SPLITS=max(1 << (splits - 1).bit_length(), 2),
+            BLOCK=self.key_block(q),
+            SPLIT_MIN=SPLIT_MIN,
+            WINDOW=window,
+            PDL=self.pdl,
+            num_warps=4,
+            **self.launch,
+        )
+
+    def prefill(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+        heads, batch, count = self.shape.heads, self.batch, self.decode_count
+        tile = 128 if self.narrow(q) and batch.query_len_max > 64 else 32
+        grid = (-(-batch.query_len_max // tile), heads.query, len(self.table_rows) - count)
+        self.kernels.prefill_kernel[grid](
+            q,
+            k_pool,
+            v_pool,
+            batch.page_table,
+            self.table_rows[count:],
+            batch.query_start[count:],
+            batch.kv_len[count:],
+            out,
+            self.shape.scale * LOG2_E,
+            self.softcap,
+            batch.page_table.stride(0),
+            HKV=heads.kv,
+            G=self.group,
+            D=heads.dim,
+            WIDE=self.wide,
+            PAGE=batch.page_size,
+            TILE=tile,
+            BLOCK=self.key_block(q),
+            WINDOW=window,
+            CAP=self.softcap > 0,
+            num_warps=8 if tile == 128 else 4,
+            num_stages=2 if self.narrow(q) else 1,
+        )
+
+    def narrow(self, q: Tensor) -> bool:
+        """Whether keys are of two bytes and heads small enough for deep pipelines."""
+        return q.element_size() == 2 and self.wide <= 128
+
+    def key_block(self, q: Tensor) -> int:
+        return BLOCK if self.narrow(q) else BLOCK // 2

@@ -1,0 +1,3 @@
+"""Operators in Triton for GPUs. Nothing here is imported before `kernels.ops.cuda` has found that
+Triton is there; `ops.py` is the flavour, the other files are kernels.
+"""

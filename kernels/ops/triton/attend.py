@@ -1,0 +1,226 @@
+# mypy: ignore-errors
+"""This file is the kernels of attention over pages: one query a row in splits of its keys, a chunk
+of queries a row in tiles, and the sum of splits.
+
+Keys are addressed through the page table token by token, so any page size will do. Products are of
+the pool's dtype with float32 sums; float32 is multiplied exactly (no tf32). It does not know models
+or plans: which rows and how many splits is decided by `kernels.attention.triton`.
+
+Laws: only keys that a query may see are read into a result, also where a page holds NaN; a row
+without keys (padding) gives zeros.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def split_bounds(
+    length, window: tl.constexpr, splits, split_min: tl.constexpr, BLOCK: tl.constexpr
+):
+    """First key of a row and the keys of each of its splits, a multiple of BLOCK."""
+    first = 0
+    if window > 0:
+        first = tl.maximum(length - window, 0)
+    span = length - first
+    used = tl.minimum(tl.maximum(tl.cdiv(span, split_min), 1), splits)
+    chunk = tl.cdiv(tl.cdiv(span, used), BLOCK) * BLOCK
+    return first, chunk
+
+
+@triton.jit
+def decode_kernel(
+    q,  # [R, HKV * G, D]
+    k_pool,  # [rows, HKV, D]
+    v_pool,
+    page_table,  # int32 [slots, pages_max]
+    table_rows,  # int32 [R]
+    kv_len,  # int32 [R]
+    part,  # float32 [R, HKV * G, splits, D]; with one split `out` instead
+    part_lse,  # float32 [R, HKV * G, splits], to the base 2
+    out,  # [R, HKV * G, D]
+    scale,  # times log2(e)
+    softcap,
+    pages_max,
+    splits,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    ROWS: tl.constexpr,  # a power of two >= G, and what a product needs
+    D: tl.constexpr,
+    WIDE: tl.constexpr,  # a power of two >= D
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT_MIN: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    CAP: tl.constexpr,
+    ALONE: tl.constexpr,  # one split
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    length = tl.load(kv_len + row)
+    table = page_table + tl.load(table_rows + row).to(tl.int64) * pages_max
+    first, chunk = split_bounds(length, WINDOW, splits, SPLIT_MIN, BLOCK)
+    begin = first + split * chunk
+    end = tl.minimum(begin + chunk, length)
+    if begin >= end and not (ALONE or split == 0):
+        return
+    member = tl.arange(0, ROWS)
+    at = tl.arange(0, WIDE)
+    key = tl.arange(0, BLOCK)
+    own = (member < G)[:, None] & (at < D)[None, :]
+    q_head = head * G + member
+    query = tl.load(q + (row * HKV * G + q_head[:, None]) * D + at[None, :], mask=own, other=0.0)
+    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, WIDE], tl.float32)
+    for start in range(begin, end, BLOCK):
+        spot = start + key
+        seen = spot < end
+        page = tl.load(table + spot // PAGE, mask=seen, other=0).to(tl.int64)
+        place = ((page * PAGE + spot % PAGE) * HKV + head) * D
+        load = seen[:, None] & (at < D)[None, :]
+        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        if CAP:
+            bent = score / (softcap * 1.4426950408889634)
+            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
+            score = bent * softcap * 1.4426950408889634
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        total = total * shrink + tl.sum(weight, 1)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
+        peak = higher
+    safe = tl.where(total > 0.0, total, 1.0)
+    mixed = mixed / safe[:, None]
+    if ALONE:
+        tl.store(out + (row * HKV * G + q_head[:, None]) * D + at[None, :], mixed, mask=own)
+    else:
+        lse = tl.where(total > 0.0, peak + tl.log2(safe), float("-inf"))
+        place = (row * HKV * G + q_head) * splits + split
+        tl.store(part + place[:, None] * D + at[None, :], mixed, mask=own)
+        tl.store(part_lse + place, lse, mask=member < G)
+
+
+@triton.jit
+def combine_kernel(
+    part,  # float32 [R, HQ, splits, D]
+    part_lse,  # float32 [R, HQ, splits]
+    kv_len,  # int32 [R]
+    out,  # [R, HQ, D]
+    splits,
+    HQ: tl.constexpr,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    SPLITS: tl.constexpr,  # a power of two >= splits
+    BLOCK: tl.constexpr,
+    SPLIT_MIN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    length = tl.load(kv_len + row)
+    first, chunk = split_bounds(length, WINDOW, splits, SPLIT_MIN, BLOCK)
+    nth = tl.arange(0, SPLITS)
+    at = tl.arange(0, WIDE)
+    used = (nth < splits) & ((first + nth * chunk < length) | (nth == 0))
+    place = (row * HQ + head) * splits + nth
+    lse = tl.load(part_lse + place, mask=used, other=float("-inf"))
+    peak = tl.maximum(tl.max(lse, 0), -1e30)
+    weight = tl.exp2(lse - peak)
+    load = used[:, None] & (at < D)[None, :]
+    parts = tl.load(part + place[:, None] * D + at[None, :], mask=load, other=0.0)
+    mixed = tl.sum(parts * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1e-30)
+    tl.store(out + (row * HQ + head) * D + at, mixed, mask=at < D)
+
+
+@triton.jit
+def prefill_kernel(
+    q,  # [T, HQ, D]
+    k_pool,
+    v_pool,
+    page_table,
+    table_rows,  # int32 [R]
+    query_start,  # int32 [R + 1]
+    kv_len,  # int32 [R]
+    out,  # [T, HQ, D]
+    scale,  # times log2(e)
+    softcap,
+    pages_max,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,  # queries
+    BLOCK: tl.constexpr,  # keys
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    # The longest tiles first: those at the end of their rows see the most keys.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    start = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - start
+    if tile * TILE >= count:
+        return
+    length = tl.load(kv_len + row)
+    table = page_table + tl.load(table_rows + row).to(tl.int64) * pages_max
+    nth = tile * TILE + tl.arange(0, TILE)
+    at = tl.arange(0, WIDE)
+    key = tl.arange(0, BLOCK)
+    own = (nth < count)[:, None] & (at < D)[None, :]
+    place_q = ((start + nth).to(tl.int64)[:, None] * (HKV * G) + head) * D + at[None, :]
+    query = tl.load(q + place_q, mask=own, other=0.0)
+    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
+    position = length - count + nth
+    end = tl.minimum(length - count + (tile + 1) * TILE, length)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(length - count + tile * TILE - WINDOW + 1, 0) // BLOCK * BLOCK
+    peak = tl.full([TILE], -1e30, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    mixed = tl.zeros([TILE, WIDE], tl.float32)
+    for first in range(begin, end, BLOCK):
+        spot = first + key
+        there = spot < end
+        page = tl.load(table + spot // PAGE, mask=there, other=0).to(tl.int64)
+        place = ((page * PAGE + spot % PAGE) * HKV + head // G) * D
+        load = there[:, None] & (at < D)[None, :]
+        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        if CAP:
+            bent = score / (softcap * 1.4426950408889634)
+            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
+            score = bent * softcap * 1.4426950408889634
+        seen = spot[None, :] <= position[:, None]
+        if WINDOW > 0:
+            seen = seen & (spot[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        total = total * shrink + tl.sum(weight, 1)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
+        peak = higher
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + place_q, mixed, mask=own)

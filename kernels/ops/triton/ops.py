@@ -1,0 +1,276 @@
+"""This file is the flavour of `Ops` for GPUs: products by the vendor's library, all else in Triton.
+
+A product with one row is bound by reading its weight and goes to our own kernel. `fuse` runs a
+whole decoder on one row with norms, activation and sums folded into the products. It does not know
+pages or graphs; every call can be captured.
+
+Law: results are close to the reference, not equal to the bit; a row of padding (write_index < 0)
+writes no keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.ops.base import Heads
+from kernels.ops.triton import elementwise, gemv
+from kernels.quant.weight import DenseWeight, Weight
+
+DTYPES = {
+    "quantized": torch.bfloat16,  # blocks are dequantized when they are prepared
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+FUSED_ROWS_MAX = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonLinear:
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
+
+
+def power_of_two(value: int) -> int:
+    """The least that is not smaller."""
+    return 1 << max(value - 1, 0).bit_length()
+
+
+class TritonOps:
+    """See `Ops`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        cuda = device.type == "cuda"  # elsewhere Triton's interpreter runs it, for tests
+        self.pdl = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
+
+    def supports(self, dtype: str, weight_format: str) -> bool:
+        return dtype != "quantized"
+
+    def activation_dtype(self, dtype: str) -> torch.dtype:
+        return DTYPES[dtype]
+
+    def kv_dtype(self, dtype: str) -> torch.dtype:
+        return DTYPES[dtype]
+
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    def fuse(self, decoder: Any) -> OneRowDecoder | None:
+        return OneRowDecoder(self, decoder)
+
+    def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> TritonLinear:
+        to = DTYPES[dtype]
+        bias = None if bias is None else bias.to(self.device, to)
+        return TritonLinear(self.to_device(weight, to).contiguous(), bias)
+
+    def to_device(self, weight: Weight, to: torch.dtype) -> Tensor:
+        data = weight.data if isinstance(weight, DenseWeight) else weight.dequantize()
+        return data.to(self.device).to(to)
+
+    def linear(self, prepared: TritonLinear, x: Tensor) -> Tensor:
+        if x.shape[0] == 1:
+            out = torch.empty((1, prepared.weight.shape[0]), dtype=x.dtype, device=x.device)
+            return self.row(prepared, x, out)
+        return functional.linear(x, prepared.weight, prepared.bias)
+
+    def linear_float32(self, prepared: TritonLinear, x: Tensor) -> Tensor:
+        weight = prepared.weight
+        if x.shape[0] == 1:
+            out = torch.empty((1, weight.shape[0]), dtype=torch.float32, device=x.device)
+            return self.row(prepared, x, out)
+        if x.device.type == "cuda" and x.dtype != torch.float32 and prepared.bias is None:
+            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return functional.linear(x, weight, prepared.bias).float()
+
+    def row(
+        self,
+        prepared: TritonLinear,
+        x: Tensor,  # [1, K]
+        out: Tensor,  # [1, N], or [1, N / 2] if gated
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        gated: bool = False,
+        add: bool = False,
+    ) -> Tensor:
+        """One row through `prepared`: normed before, gated or added to `out` after."""
+        n, k = prepared.weight.shape
+        n = n // 2 if gated else n
+        rows, block, warps = gemv_shape(n, k, gated, prepared.weight.element_size())
+        unused = prepared.weight
+        gemv.gemv_kernel[(-(-n // rows),)](
+            prepared.weight,
+            x,
+            unused if norm is None else norm,
+            unused if prepared.bias is None else prepared.bias,
+            out,
+            eps,
+            n,
+            K=k,
+            ROWS=rows,
+            BLOCK=block,
+            NORM=norm is not None,
+            GATED=gated,
+            ADD=add,
+            BIAS=prepared.bias is not None,
+            PDL=self.pdl,
+            num_warps=warps,
+            **self.launch,
+        )
+        return out
+
+    def prepare_embedding(self, weight: Weight, dtype: str) -> Tensor:
+        return self.to_device(weight, DTYPES[dtype])
+
+    def embed(self, prepared: Tensor, ids: Tensor) -> Tensor:
+        return prepared.index_select(0, ids)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert residual.is_contiguous() and residual.shape == x.shape
+        return self.norm(x, residual, weight, eps)
+
+    def norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        length = x.shape[-1]
+        x = x.reshape(-1, length)
+        assert x.stride(1) == 1
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        block = power_of_two(length)
+        elementwise.rms_norm_kernel[(x.shape[0],)](
+            x,
+            x if residual is None else residual,
+            weight,
+            out,
+            eps,
+            x.stride(0),
+            length,
+            BLOCK=block,
+            ADD=residual is not None,
+            PDL=self.pdl,
+            num_warps=min(max(block // 512, 1), 16),
+            **self.launch,
+        )
+        return out
+
+    def rope_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        write_index: Tensor,
+        heads: Heads,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        assert qkv.is_contiguous() and k_pool.is_contiguous() and v_pool.is_contiguous()
+        rows = qkv.shape[0]
+        q = torch.empty((rows, heads.query, heads.dim), dtype=qkv.dtype, device=qkv.device)
+        count = heads.query + 2 * heads.kv
+        each = 4 if rows < 64 else 16
+        elementwise.rope_write_kernel[(rows, -(-count // each))](
+            qkv,
+            positions,
+            cos_sin,
+            k_pool,
+            v_pool,
+            write_index,
+            cos_sin if q_norm is None else q_norm,
+            cos_sin if k_norm is None else k_norm,
+            q,
+            eps,
+            HQ=heads.query,
+            HKV=heads.kv,
+            D=heads.dim,
+            HALF=power_of_two(heads.dim // 2),
+            HEADS=each,
+            NORM=q_norm is not None,
+            PDL=self.pdl,
+            num_warps=1 if each == 4 else 4,
+            **self.launch,
+        )
+        return q
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        assert gate_up.is_contiguous()
+        rows, length = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, length), dtype=gate_up.dtype, device=gate_up.device)
+        block = min(power_of_two(length), 2048)
+        elementwise.silu_mul_kernel[(rows, -(-length // block))](
+            gate_up, out, length, BLOCK=block, PDL=self.pdl, num_warps=4, **self.launch
+        )
+        return out
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        peak, tokens = logits.max(dim=-1)
+        return peak, tokens
+
+
+def gemv_shape(n: int, k: int, gated: bool, item_bytes: int) -> tuple[int, int, int]:
+    """Output rows and keys of a program's step, and its warps. See bench/NOTES.md."""
+    block = min(power_of_two(k), 2048 if item_bytes == 2 else 1024)
+    if k % block and k > block:
+        block = next(size for size in (2048, 1024, 512, 256, 128) if k % size == 0 or size == 128)
+    rows = 2 if gated else 4 if n >= 65536 else 2
+    if k <= 1024:
+        rows *= 2
+    return rows, block, 4 if block <= 1024 else 8
+
+
+class OneRowDecoder:
+    """See `FusedForward`: a decoder on one row, two kernels an attention and four products a layer."""
+
+    def __init__(self, ops: TritonOps, decoder: Any) -> None:
+        self.ops, self.decoder = ops, decoder
+
+    def __call__(
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        write_index: Tensor,
+        pools: list[tuple[Tensor, Tensor]],
+        attention: Any,
+        sampled: Tensor,
+    ) -> Tensor | None:
+        if residual.shape[0] > FUSED_ROWS_MAX or len(sampled) != residual.shape[0]:
+            return None
+        ops, decoder = self.ops, self.decoder
+        config, heads = decoder.config, decoder.config.heads
+        eps = config.norm_eps
+        like = {"dtype": residual.dtype, "device": residual.device}
+        qkv = torch.empty((1, heads.qkv_len), **like)
+        hidden = torch.empty((1, config.ffn_len), **like)
+        for index, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, pools, strict=True)):
+            ops.row(layer.qkv, residual, qkv, layer.input_norm, eps)
+            q = ops.rope_write(
+                qkv,
+                positions,
+                decoder.cos_sin,
+                k_pool,
+                v_pool,
+                write_index,
+                heads,
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+            )
+            mixed = attention.attend(index, q, k_pool, v_pool).flatten(1)
+            ops.row(layer.out, mixed, residual, add=True)
+            if layer.gate_up.bias is None:
+                ops.row(layer.gate_up, residual, hidden, layer.ffn_norm, eps, gated=True)
+            else:
+                normed = ops.rms_norm(residual, layer.ffn_norm, eps)
+                hidden = ops.silu_mul(ops.linear(layer.gate_up, normed))
+            ops.row(layer.down, hidden, residual, add=True)
+        logits = torch.empty((1, config.vocab_size), dtype=torch.float32, device=residual.device)
+        return ops.row(decoder.head, residual, logits, decoder.norm, eps)
