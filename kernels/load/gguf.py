@@ -143,6 +143,8 @@ class GgufSource:
             "rms_norm_eps": self.required(f"{arch}.attention.layer_norm_rms_epsilon"),
             "sliding_window": get(f"{arch}.attention.sliding_window"),
             "tie_word_embeddings": "lm_head.weight" not in self.table.tensors,
+            "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self.table.tensors,
+            "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.table.tensors,
             "rope_theta": get(f"{arch}.rope.freq_base"),
             "rope_scaling": self.read_rope_scaling(),
         }
