@@ -1,0 +1,1 @@
+"""The reasoning formats, one module each; `base.py` holds the registry."""

@@ -1,0 +1,1 @@
+"""The tool-call formats, one module each; `base.py` holds the registry."""
