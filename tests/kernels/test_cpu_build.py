@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -60,6 +61,30 @@ def test_a_failing_compiler_is_a_reason_and_leaves_nothing(
     with pytest.raises(OpsUnavailable, match="no such thing"):
         build.library()
     assert not list(empty_cache.glob("*.so"))
+
+
+def test_a_full_disk_is_a_reason(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fake_compiler(tmp_path, monkeypatch, "exit 0")
+    monkeypatch.setattr(build, "compile_to", full)
+    with pytest.raises(OpsUnavailable, match="can't be kept: No space left"):
+        build.library()
+
+
+def test_where_files_can_not_be_locked_it_is_compiled_all_the_same(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    copy = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+    fake_compiler(tmp_path, monkeypatch, copy)
+    monkeypatch.setattr(build.fcntl, "flock", refuse)
+    assert build.intact(build.library())
 
 
 def test_the_second_time_nothing_is_compiled(

@@ -17,6 +17,8 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernels.ops.base import OpsUnavailable
@@ -46,11 +48,23 @@ def library() -> Path:
     path = directory / f"cpu-{digest.hexdigest()[:32]}.so"
     if intact(path):
         return path
-    with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not intact(path):  # else another process compiled it while this one waited
-            compile_to(path, compiler, [str(each) for each in sources if each.suffix == ".c"])
+    try:
+        with locked(directory / "lock"):
+            if not intact(path):  # else another process compiled it while this one waited
+                compile_to(path, compiler, [str(each) for each in sources if each.suffix == ".c"])
+    except OSError as error:  # a full disk
+        raise OpsUnavailable(f"the compiled library can't be kept: {error.strerror}") from error
     return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time. Where files can't be locked (some network homes) all go on at once:
+    each compiles to a file of its own, and the last one stays."""
+    with open(path, "w") as lock:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def intact(path: Path) -> bool:
@@ -123,7 +137,7 @@ def compile_to(path: Path, compiler: str, sources: list[str]) -> None:
             digest = hashlib.sha256(file.read()).digest()
             file.write(digest)  # what follows an ELF file's sections is nobody else's business
         os.replace(partial, path)
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.SubprocessError as error:
         raise OpsUnavailable(f"the compiler could not be run: {error}") from error
     finally:
         Path(partial).unlink(missing_ok=True)
