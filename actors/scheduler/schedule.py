@@ -257,8 +257,8 @@ class Schedule:
                 self.decoding[request.slot] = request
 
     def _replenish(self) -> None:
-        # Not those who ask: were they deferred, what was reserved for them would go back at once, be
-        # announced as freed, and bring them to ask again, for ever.
+        # Not those who ask: were they deferred, what was reserved for them would go back at once,
+        # be announced as freed, and bring them to ask again, for ever.
         self.reserve.set_running(self.running_count)
         excess = self.reserve.take_excess()
         if excess:

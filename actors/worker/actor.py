@@ -1,8 +1,8 @@
 """This file is the worker: the only door from actors to `kernels`.
 
-It does not know requests, pages' owners or policies: it executes the steps that it is sent, in order,
-in one thread of its own, so that its loop answers while a forward runs. It holds no queue of its own
-beyond the credits that it grants (`Facts.credits`).
+It does not know requests, pages' owners or policies: it executes the steps that it is sent, in
+order, in one thread of its own, so that its loop answers while a forward runs. It holds no queue of
+its own beyond the credits that it grants (`Facts.credits`).
 
 Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
 empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
