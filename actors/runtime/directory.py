@@ -30,7 +30,7 @@ class Change(enum.Enum):
 class Entry:
     """One path. Refs point here, so that finding a peer is an attribute, not a look-up."""
 
-    __slots__ = ("address", "is_exact", "known", "life", "path", "seen_up", "watchers")
+    __slots__ = ("address", "is_exact", "known", "life", "note", "path", "seen_up", "watchers")
 
     is_exact: bool
 
@@ -38,6 +38,7 @@ class Entry:
         self.path = path
         self.is_exact = False
         self.known: Known | None = None
+        self.note: bytes | None = None  # of the last life that was in service
         self.address: Address | None = None  # of the incarnation in service
         self.life: Life | None = None  # set while it serves on this very node
         self.seen_up = 0  # the last incarnation that watchers were told is up
@@ -63,6 +64,8 @@ class Entry:
         address = Address(known.node, self.path, known.incarnation)
         present = self.address
         is_up = known.state in UP
+        if is_up or known.note:
+            self.note = known.note
         if present is not None and (present.incarnation < known.incarnation or not is_up):
             self.address = None
         if self.seen_up and (self.seen_up < known.incarnation or not is_up):
@@ -108,19 +111,20 @@ class ExactTarget:
 
 
 class Notes(Mapping[str, bytes]):
-    """The Ready notes of the directory, by path."""
+    """The Ready notes of the directory, by path: of the life in service, or else of the last one
+    that was, so that who starts while a peer is being restarted need not fail for it."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
 
     def __getitem__(self, path: str) -> bytes:
         entry = self._entries.get(path)
-        if entry is None or entry.known is None or entry.known.state not in UP:
+        if entry is None or entry.note is None:
             raise KeyError(path)
-        return entry.known.note
+        return entry.note
 
     def __iter__(self) -> Iterator[str]:
-        return (p for p, e in self._entries.items() if e.known and e.known.state in UP)
+        return (p for p, e in self._entries.items() if e.note is not None)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

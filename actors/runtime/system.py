@@ -373,7 +373,7 @@ class System:
             state,
             leaf.restarts_count,
             self.nodes.pid(leaf.child.node),
-            note or self._note(leaf, state),
+            note or self._note(leaf),
             leaf.last_exit,
         )
         self.node.learn(known)
@@ -381,11 +381,10 @@ class System:
             if not self.node.peers.control(name, Entries((known,))):
                 self.nodes.kill(name, Reason(Cause.UNREACHABLE, "takes no orders"))
 
-    def _note(self, leaf: Leaf, state: State) -> bytes:
+    def _note(self, leaf: Leaf) -> bytes:
+        """The last one, while there is no newer: see `Notes`."""
         known = self.node.entry(leaf.path).known
-        if known is None or state is State.STARTING or known.incarnation != leaf.incarnation:
-            return b""
-        return known.note
+        return known.note if known is not None else b""
 
     def _greet(self, name: str) -> None:
         known = (self.node.entry(path).known for path in self.leaves)
