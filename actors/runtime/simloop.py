@@ -48,11 +48,13 @@ class SimLoop(asyncio.BaseEventLoop):
         shuffles: bool = True,
         steps_max: int = STEPS_MAX,
         after_step: Callable[[], None] | None = None,
+        holds: Callable[[events.Handle], bool] | None = None,
     ) -> None:
         super().__init__()
         self.seed = seed
         self.steps_max = steps_max
         self.after_step = after_step
+        self.holds = holds  # takes a step away, for as long as its owner is stopped; see `release`
         self.step_count = 0
         self.last_steps: deque[tuple[float, events.Handle]] = deque(maxlen=LAST_STEPS)
         self._rng = random.Random(seed) if shuffles else None
@@ -110,7 +112,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if not self._ready:
             return
         handle = self._pick()
-        if handle.cancelled():
+        if handle.cancelled() or (self.holds is not None and self.holds(handle)):
             return
         self.step_count += 1
         if self.step_count > self.steps_max:
@@ -122,6 +124,10 @@ class SimLoop(asyncio.BaseEventLoop):
         handle._run()
         if self.after_step is not None:
             self.after_step()
+
+    def release(self, handle: events.Handle) -> None:
+        """Gives back a step that `holds` has taken away."""
+        self._ready.append(handle)
 
     def _drop_cancelled(self) -> None:
         while self._timers and self._timers[0][2].cancelled():
