@@ -62,6 +62,8 @@ INLINE void tile_product(const int rows, const int bits, const int has_min, cons
     for (int64_t b = 0; b < blocks; b++) {
         const float *dx = (const float *)(x + rows * BLOCK);
         __m512 d = load_scale(scales, b * (has_min ? 32 : 16), wide);
+        _mm_prefetch((const char *)scales + (blocks + b) * (has_min ? 32 : 16) * (wide ? 4 : 2),
+                     _MM_HINT_T0);
         __m512i sums[TILE];
         for (int r = 0; r < rows; r++)
             sums[r] = has_min ? _mm512_setzero_si512()
