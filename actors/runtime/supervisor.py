@@ -110,12 +110,16 @@ class Branch:
         self.restarts = stage.restarts_for(self)
         self.is_alive = True
         self._dead.clear()
+        self._busy |= set(self.children)  # who dies meanwhile is judged when all are through
         try:
             for child in self.children.values():
                 await child.start(stage)
         except BaseException:
             await self.stop(stage, Reason(Cause.STOPPED, "a sibling did not start"))
             raise
+        finally:
+            self._busy.clear()
+        self._judge_soon()
 
     async def stop(self, stage: Stage, reason: Reason) -> None:
         """Ends what it is doing, then its children in reverse order."""
@@ -135,7 +139,10 @@ class Branch:
         if not self.is_alive:
             return
         self._dead[name] = reason
-        if not self._is_gathering:
+        self._judge_soon()
+
+    def _judge_soon(self) -> None:
+        if self._dead and self.is_alive and not self._is_gathering:
             self._is_gathering = True
             self.stage.loop.call_soon(self._judge)
 
@@ -196,9 +203,7 @@ class Branch:
                         break  # those after it depend on it: the next judgement covers them
         finally:
             self._busy -= {*decision.stops, *decision.starts}
-        if self._dead and self.is_alive and not self._is_gathering:
-            self._is_gathering = True
-            stage.loop.call_soon(self._judge)
+        self._judge_soon()
 
     async def _give_up(self, decision: GiveUp, last: Reason) -> None:
         count, window_s = decision
