@@ -27,10 +27,13 @@ GROUP = 4  # tiles in one product: what a lone decode row pays for is GROUP * TI
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """`GROUP` tiles that are computed together over the blocks that any of them needs."""
+    """`GROUP` tiles that are computed together over the blocks that any of them needs. Products are
+    of whole tiles; all else is done for the Q queries that there are, in the batch's order."""
 
     query_index: Tensor  # int64 [GROUP * TILE], rows of q; T (a row of zeros) where there is none
-    first_position: Tensor  # int64 [GROUP, 1, 1, 1, 1]
+    tile: Tensor  # int64 [Q], in [0, GROUP): where each query lies
+    row: Tensor  # int64 [Q], in [0, TILE)
+    position: Tensor  # int64 [Q, 1, 1, 1], in its sequence
     key_index: list[Tensor]  # of each block: int64 [GROUP, BLOCK], rows of the pools
     first_keys: list[int]  # absolute position of each block's first key
 
@@ -44,7 +47,6 @@ class TorchAttention:
         self.group_heads = shape.heads.query // shape.heads.kv
         assert self.group_heads * shape.heads.kv == shape.heads.query, shape.heads
         self.plans: dict[int | None, list[Group]] = {}
-        self.out_index = torch.empty(0, dtype=torch.int64)
         rows, count, dim = TILE * self.group_heads, GROUP * shape.heads.kv, shape.heads.dim
         self.batched = shape.device.type != "cpu" or (
             exact.bmm_is_placeless(count, rows, dim, BLOCK, transposed=True)
@@ -68,10 +70,6 @@ class TorchAttention:
         token = position - first[row, None] + start[row, None]
         total = int(query_len.sum())
         query_index = torch.where(inside, token, total)
-        # Where the result of token t lies among [tiles * TILE]: the inverse of query_index.
-        self.out_index = torch.empty(total, dtype=torch.int64, device=device)
-        self.out_index[token[inside]] = inside.flatten().nonzero().squeeze(1)
-
         self.plans = {
             window: plan_groups(batch, window, row, base, query_index, kv_len)
             for window in dict.fromkeys(self.shape.windows)
@@ -80,18 +78,14 @@ class TorchAttention:
     def attend(
         self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        heads = self.shape.heads
         window = self.shape.windows[layer_index]
         q_padded = torch.cat((q.float() * self.shape.scale, q.new_zeros(1, *q.shape[1:]).float()))
         pieces = [
             self.attend_group(group, window, q_padded, k_pool, v_pool)
             for group in self.plans[window]
-        ]  # each [GROUP, hkv, TILE, g, d]
-        tiles = torch.cat(pieces).transpose(1, 2).reshape(-1, heads.query, heads.dim)
-        result = tiles.index_select(0, self.out_index).to(q.dtype)
-        if out is None:
-            return result
-        return out.copy_(result)
+        ]  # each [Q, hkv, g, d]; a tile holds the queries of one row in order, as the batch does
+        result = torch.cat(pieces).view(q.shape).to(q.dtype)
+        return result if out is None else out.copy_(result)
 
     def attend_group(
         self, group: Group, window: int | None, q_padded: Tensor, k_pool: Tensor, v_pool: Tensor
@@ -99,29 +93,29 @@ class TorchAttention:
         kv, dim, g = self.shape.heads.kv, self.shape.heads.dim, self.group_heads
         q = q_padded.index_select(0, group.query_index).view(GROUP, TILE, kv, g, dim)
         q = q.permute(0, 2, 1, 3, 4).reshape(GROUP * kv, TILE * g, dim)
-        query = group.first_position + torch.arange(TILE, device=q.device)[:, None, None]
         scores = []
         for index, first_key in zip(group.key_index, group.first_keys, strict=True):
             keys = gather(k_pool, index)  # [GROUP * hkv, BLOCK, d]
-            score = self.bmm(q, keys.transpose(1, 2)).view(GROUP, kv, TILE, g, BLOCK)
+            tiles = self.bmm(q, keys.transpose(1, 2)).view(GROUP, kv, TILE, g, BLOCK)
+            score = tiles[group.tile, :, group.row]  # [Q, hkv, g, BLOCK]
             key = torch.arange(first_key, first_key + BLOCK, device=q.device)
-            hidden = key > query
+            hidden = key > group.position
             if window is not None:
-                hidden = hidden | (key <= query - window)
+                hidden = hidden | (key <= group.position - window)
             scores.append(score.masked_fill_(hidden, -torch.inf))
         peak = scores[0].amax(-1, keepdim=True)
         for score in scores[1:]:
             peak = torch.maximum(peak, score.amax(-1, keepdim=True))
-        # A row of padding may see no key in any block at hand: -inf minus itself would be NaN.
-        peak.clamp_(min=torch.finfo(torch.float32).min)
         total = torch.zeros_like(peak)
-        mixed = torch.zeros_like(q)
+        mixed = q.new_zeros(len(group.tile), kv, g, dim)
+        tiles = q.new_zeros(GROUP, kv, TILE, g, BLOCK)
         for score, index in zip(scores, group.key_index, strict=True):
             weight = exact.exp(score.sub_(peak))
             total.add_(exact.fold_sum(weight))
-            weight = weight.view(GROUP * kv, TILE * g, BLOCK)
-            mixed.add_(self.bmm(weight, gather(v_pool, index)))
-        return mixed.view(GROUP, kv, TILE, g, dim).div_(total)
+            tiles[group.tile, :, group.row] = weight
+            product = self.bmm(tiles.view(GROUP * kv, TILE * g, BLOCK), gather(v_pool, index))
+            mixed.add_(product.view(GROUP, kv, TILE, g, dim)[group.tile, :, group.row])
+        return mixed.div_(total)
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
         if self.batched:
@@ -139,10 +133,11 @@ def plan_groups(
 ) -> list[Group]:
     """Groups of tiles in order, the last one filled up with copies whose queries are padding."""
     device = row.device
+    total = int(batch.query_start[-1])
     missing = -len(row) % GROUP
     row = torch.cat((row, row[:1].expand(missing)))
     base = torch.cat((base, base[:1].expand(missing)))
-    padding = query_index.new_full((missing, TILE), int(batch.query_start[-1]))
+    padding = query_index.new_full((missing, TILE), total)
     query_index = torch.cat((query_index, padding))
     last_key = torch.minimum(base + TILE, kv_len[row]) - 1
     end_blocks = (last_key // BLOCK + 1).view(-1, GROUP).amax(1).tolist()
@@ -156,10 +151,13 @@ def plan_groups(
         key = torch.minimum(key, kv_len[rows] - 1)
         page = batch.page_table[rows, key // batch.page_size].long()
         index = page * batch.page_size + key % batch.page_size  # [GROUP, keys]
+        tile, place = (query_index[tiles] < total).nonzero(as_tuple=True)
         groups.append(
             Group(
                 query_index[tiles].flatten(),
-                base[tiles].view(GROUP, 1, 1, 1, 1),
+                tile,
+                place,
+                (base[tiles][tile] + place).view(-1, 1, 1, 1),
                 list(index.split(BLOCK, dim=1)),
                 list(range(begin * BLOCK, end * BLOCK, BLOCK)),
             )
