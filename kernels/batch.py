@@ -38,6 +38,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a sequence's text must be; the same fields and meanings as `messages.types.Grammar`."""
+
+    kind: str
+    text: str
+    begin: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SlotOpen:
     """A sequence that enters a slot: `tokens[:prompt_len]` are the prompt, the rest was generated
     before; the KV of the first `cached_len` is already in `pages`."""
@@ -48,6 +58,7 @@ class SlotOpen:
     cached_len: int
     pages: Ints
     sampling: Sampling
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 It does not know requests, actors or text: tokens in, tokens out. A person can use it alone:
 
     >>> import numpy as np
-    >>> from kernels.batch import Sampling, SlotOpen, StepInput
+    >>> from kernels.batch import Ints, Sampling, SlotOpen, StepInput
     >>> from kernels.runner import Runner, RunnerOptions
     >>> runner = Runner.load("SmolLM2-135M-Instruct.Q4_1.gguf", RunnerOptions(kv_tokens=1024))
     >>> prompt = np.array([504, 3575, 282, 4649, 314], np.int32)  # "The capital of France is"
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
 from kernels.batch import Sampling, SlotOpen, StepInput, StepOutput, no_ints
+from kernels.constrain import BadGrammar, Constrainer, TokenTable, load_engine
 from kernels.cores import usable_cores
 from kernels.kv import KvPool, fitting_page_count, free_memory_bytes, page_bytes
 from kernels.layers.decoder import Decoder
@@ -91,6 +92,7 @@ class Runner:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
         self.facts, self.options = facts, options
         self.device = kv.layers[0][0].device
+        self.constrainer: Constrainer | None = None  # until the first constraint asks for one
 
     @staticmethod
     def load(
@@ -104,6 +106,7 @@ class Runner:
         """Runs one step: applies its deltas, computes its rows, appends what was sampled. Raises
         MemoryError, with nothing appended; anything else raised is our bug."""
         self.slots.apply(step)
+        self.guide(step)
         batch = self.slots.flatten(step)
         gone = step.slots[self.slots.failed[step.slots]]
         if not len(batch.slots):
@@ -111,6 +114,7 @@ class Runner:
         try:
             with torch.inference_mode():
                 logits = self.forward(batch)
+                self.constrain(logits, batch.sampled_slots)
                 sampled = sample(
                     logits,
                     self.slots,
@@ -126,6 +130,8 @@ class Runner:
         slots, tokens = batch.sampled_slots[good], sampled.tokens[good]
         failed = batch.sampled_slots[sampled.failed]
         self.slots.settle(batch, slots, tokens, failed)
+        if self.constrainer is not None:
+            self.constrainer.take(slots, tokens)
         logprobs = sampled.logprobs
         if logprobs is not None:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
@@ -154,6 +160,44 @@ class Runner:
             self.to_device(batch.sampled),
         )
 
+    def use_vocabulary(self, table: TokenTable, engine: str = "auto") -> Constrainer:
+        """What ids stand for, which constraints need; `engine` is a name of GRAMMARS. May be called
+        by another thread than that of the steps. Raises BadConfig for an unknown engine."""
+        try:
+            self.constrainer = Constrainer(load_engine(engine, table), table)
+        except UnknownName as error:
+            raise BadConfig(str(error)) from None
+        return self.constrainer
+
+    def guide(self, step: StepInput) -> None:
+        """Applies the step's deltas to the guides. A row that cannot be guided fails."""
+        constrainer = self.constrainer
+        if constrainer is None:
+            assert not any(row.constraint for row in step.opened), "ids stand for nothing yet"
+            return
+        for slot in step.closed.tolist():
+            constrainer.close(slot)
+        for row in step.opened:
+            if row.constraint is None:
+                continue
+            try:
+                generated = row.tokens[row.prompt_len :].tolist()
+                constrainer.open(row.slot, row.constraint, generated)
+            except BadGrammar:
+                self.slots.failed[row.slot] = True
+
+    def constrain(self, logits: Tensor, slots: Ints) -> None:
+        """Takes out of logits [S, vocab] what the slots' grammars forbid, in place."""
+        masks = None if self.constrainer is None else self.constrainer.masks(slots)
+        if masks is None:
+            return
+        if len(masks.rows):
+            allowed = self.to_device(masks.allowed(logits.shape[1]))
+            rows = self.to_device(masks.rows)
+            logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+        if len(masks.broken):
+            logits[self.to_device(masks.broken)] = torch.nan
+
     def to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
@@ -176,6 +220,8 @@ class Runner:
         """Empties every slot. With `keep_kv` later steps may name pages from before as cached;
         without it nothing of the pool may be read before it is written."""
         self.slots.clear()
+        if self.constrainer is not None:
+            self.constrainer.clear()
         if not keep_kv:
             self.kv.forget()
 

@@ -80,6 +80,7 @@ AROUND = ("actors.runtime", "actors.resolve", "actors.settings", "actors.source"
 RULES: tuple[Rule, ...] = (
     Rule("messages/*", ("msgspec", "messages"), PURE),
     Rule("kernels/registry.py", (), STDLIB),
+    Rule("kernels/grammar/*", ("numpy", "llguidance", "xgrammar", "kernels"), STDLIB - {"asyncio"}),
     Rule("kernels/*", (*DEVICE, "kernels"), STDLIB - {"asyncio"}),
     # The runtime knows no room, and of the messages only its own.
     Rule(
@@ -96,7 +97,16 @@ RULES: tuple[Rule, ...] = (
     # The one door to the device.
     Rule(
         "actors/worker/*",
-        ("msgspec", *ROOM_MESSAGES, "actors.runtime", "actors.worker", "kernels", "torch", "numpy"),
+        (
+            "msgspec",
+            *ROOM_MESSAGES,
+            "actors.runtime",
+            "actors.vocab",
+            "actors.worker",
+            "kernels",
+            "torch",
+            "numpy",
+        ),
         STDLIB,
         NOT_ROOMS,
     ),

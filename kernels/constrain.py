@@ -1,0 +1,210 @@
+"""This file holds sequences to grammars: which tokens may come next, for each row of a batch.
+
+An engine (`kernels/grammar/`) compiles constraints and moves matchers; this keeps the compiled
+ones, one matcher for each slot, and the masks of a step. It does not know pages, models or how a
+token is drawn. `prepare` may be called by any thread; all else belongs to the one that runs steps.
+
+Laws: a slot's matcher is its own, whatever its neighbours share; a row whose grammar has ended is
+free, since its end is under way; a matcher that breaks fails its row alone; opening a slot with
+tokens that were generated before leads to the state they had led to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.batch import Constraint, Ints
+from kernels.registry import Registry
+
+Words = NDArray[np.int32]
+COMPILED_MAX = 256
+
+
+class BadGrammar(ValueError):
+    """The constraint is wrong: the fault of whoever asked for it. The text is for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What the model's ids stand for."""
+
+    pieces: Sequence[bytes]  # by id; empty: unassigned
+    special: frozenset[int]  # never part of a text
+    eos_ids: tuple[int, ...]  # at least one
+    vocab_size: int  # columns of the logits
+
+
+class Matcher(Protocol):
+    """One sequence's place in a grammar."""
+
+    def take(self, token: int) -> bool:
+        """Moves on by a token; False: the grammar does not allow it, and the matcher is broken."""
+
+    @property
+    def is_broken(self) -> bool: ...
+
+
+class Root(Protocol):
+    """A compiled grammar. Shared by threads."""
+
+    def new(self) -> Matcher: ...
+
+
+class Engine(Protocol):
+    """A way to constrain. Relies on nothing of the batch; keeps matchers apart."""
+
+    def compile(self, kind: str, text: str) -> Root:
+        """Raises BadGrammar, also for one that no text satisfies. Its time is bounded."""
+
+    def fill(self, matchers: list[tuple[Matcher, int]], mask: Words) -> None:
+        """Sets mask[index] for each matcher: bit t of the row for token t. Rows [D, words]."""
+
+
+GRAMMARS: Registry[Callable[[TokenTable], Engine]] = Registry("grammar", "kernels.grammar")
+
+
+def load_engine(name: str, table: TokenTable) -> Engine:
+    """Raises UnknownName."""
+    return GRAMMARS.get(name)(table)
+
+
+class Guide:
+    """One slot's way through its reasoning, which is free, and its grammar."""
+
+    __slots__ = ("_tail", "begin_id", "end", "is_over", "matcher", "stage")
+
+    def __init__(self, matcher: Matcher, begin_id: int | None, end: bytes) -> None:
+        self.matcher = matcher
+        self.begin_id = begin_id  # the token that begins the reasoning, while it may come
+        self.end = end
+        self.is_over = False
+        self.stage = "bound" if begin_id is not None or not end else "free"
+        self._tail = b""
+
+    def take(self, token: int, piece: bytes, is_eos: bool) -> None:
+        if self.is_over:
+            return
+        if self.begin_id is not None:
+            if token == self.begin_id:
+                self.stage = "free"
+            self.begin_id = None
+            if self.stage == "free":
+                return
+        if self.stage == "free":
+            self.is_over = is_eos
+            self._tail += piece
+            if self.end in self._tail:
+                self.stage = "bound"
+            self._tail = self._tail[-len(self.end) :]
+            return
+        self.matcher.take(token)
+        self.is_over = is_eos
+
+
+class Constrainer:
+    """The guides of all slots, and the grammars that are ready."""
+
+    def __init__(self, engine: Engine, table: TokenTable) -> None:
+        self.engine = engine
+        self.table = table
+        self.guides: dict[int, Guide] = {}
+        self._eos = frozenset(table.eos_ids)
+        self._by_piece = {piece: token for token, piece in enumerate(table.pieces) if piece}
+        self._roots: OrderedDict[tuple[str, str], Root] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prepare(self, constraint: Constraint) -> Root:
+        """Compiles it, unless it is ready. Raises BadGrammar."""
+        key = (constraint.kind, constraint.text)
+        with self._lock:
+            root = self._roots.get(key)
+            if root is not None:
+                self._roots.move_to_end(key)
+                return root
+        root = self.engine.compile(*key)
+        with self._lock:
+            self._roots[key] = root
+            if len(self._roots) > COMPILED_MAX:
+                self._roots.popitem(last=False)
+        return root
+
+    def open(self, slot: int, constraint: Constraint, generated: Sequence[int]) -> None:
+        """The slot's tenant, with the tokens that it has generated already."""
+        assert slot not in self.guides, f"slot {slot} has a guide"
+        end = constraint.end.encode()
+        begin_id = self._by_piece.get(constraint.begin.encode()) if constraint.begin else None
+        if constraint.begin and begin_id is None:
+            end = b""  # no single token begins its reasoning: it is constrained from the start
+        guide = Guide(self.prepare(constraint).new(), begin_id, end)
+        self.guides[slot] = guide
+        for token in generated:
+            self._move(guide, token)
+
+    def close(self, slot: int) -> None:
+        self.guides.pop(slot, None)
+
+    def clear(self) -> None:
+        self.guides.clear()
+
+    def take(self, slots: Ints, tokens: Ints) -> None:
+        """What was sampled for the slots."""
+        if not self.guides:
+            return
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            guide = self.guides.get(slot)
+            if guide is not None:
+                self._move(guide, token)
+
+    def masks(self, slots: Ints) -> Masks | None:
+        """What the next tokens of `slots` may be; None where none of them is constrained."""
+        if not self.guides:
+            return None
+        rows: list[int] = []
+        broken: list[int] = []
+        guides: list[Guide] = []
+        for row, slot in enumerate(slots.tolist()):
+            guide = self.guides.get(slot)
+            if guide is None or guide.is_over or guide.stage == "free":
+                continue
+            if guide.matcher.is_broken:
+                broken.append(row)
+            else:
+                rows.append(row)
+                guides.append(guide)
+        if not rows and not broken:
+            return None
+        words = np.zeros((len(rows), -(-self.table.vocab_size // 32)), np.int32)
+        if rows:
+            self.engine.fill([(guide.matcher, i) for i, guide in enumerate(guides)], words)
+        for index, guide in enumerate(guides):
+            if guide.begin_id is not None:
+                words[index].view(np.uint32)[guide.begin_id // 32] |= np.uint32(
+                    1 << guide.begin_id % 32
+                )
+        return Masks(np.array(rows, np.int64), words, np.array(broken, np.int64))
+
+    def _move(self, guide: Guide, token: int) -> None:
+        pieces = self.table.pieces
+        piece = pieces[token] if token < len(pieces) else b""
+        guide.take(token, piece, token in self._eos)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Masks:
+    """Row `rows[i]` of a step may only get tokens whose bit in `words[i]` is set."""
+
+    rows: NDArray[np.int64]  # [D]
+    words: Words  # [D, ceil(vocab / 32)]
+    broken: NDArray[np.int64]  # rows whose matcher is broken: they are to fail
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """[D, vocab]"""
+        bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little")
+        return bits[:, :vocab_size].astype(np.bool_)

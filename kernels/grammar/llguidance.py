@@ -1,0 +1,136 @@
+"""This file constrains text by the library llguidance, the default engine.
+
+A grammar is compiled in milliseconds and its automata are made as the text needs them; every step
+of it has a budget (`LIMITS`), so that no schema can hold up others for long. Needs no device.
+JSON: WHITESPACE_MAX blanks at each place for them, and so at most twice as many between two of its
+tokens, so that a model that likes blanks
+comes to an end. `ebnf` takes the GBNF form (`root ::= …`) and the library's own Lark form.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from numpy.typing import NDArray
+
+from kernels.constrain import GRAMMARS, BadGrammar, TokenTable
+
+WHITESPACE_MAX = 8
+MESSAGE_CHARS_MAX = 300
+LIMITS = {"verbose_errors": False}
+BLANKS = r"[\x20\x0A\x0D\x09]"
+JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
+
+
+class Vocabulary:
+    """The model's tokens as the library wants them. Text is cut greedily: it is only needed for
+    tokens that a grammar forces, which this engine does not use."""
+
+    def __init__(self, table: TokenTable) -> None:
+        # One for each column of the logits: the library takes the vocabulary's size from here.
+        tokens = [
+            b"\xff" + (piece or b"<%d>" % token) if token in table.special else piece
+            for token, piece in enumerate(table.pieces)
+        ]
+        self.tokens = (tokens + [b""] * table.vocab_size)[: table.vocab_size]
+        self.eos_token_id = table.eos_ids[0]
+        self.bos_token_id = None
+        self.special_token_ids: list[int] = []
+        self.one_byte = {
+            piece: token for token, piece in enumerate(table.pieces) if len(piece) == 1
+        }
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids = (self.one_byte.get(bytes([byte])) for byte in text)
+        return [token for token in ids if token is not None]
+
+
+class Llguidance:
+    def __init__(self, table: TokenTable) -> None:
+        self.tokenizer = LLTokenizer(
+            TokenizerWrapper(Vocabulary(table)),
+            eos_token=list(table.eos_ids),
+        )
+        self.executor = LLExecutor()
+
+    def compile(self, kind: str, text: str) -> Root:
+        """Raises BadGrammar."""
+        grammar = source_of(kind, text)
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        self.check(matcher)
+        # The first mask shows whether anything satisfies it at all.
+        probe = matcher.deep_copy()
+        mask = np.frombuffer(probe.compute_bitmask(), np.uint8)
+        if probe.is_error() and "NoExtension" not in probe.get_error():
+            self.check(probe)
+        if probe.is_error() or not mask.any():
+            raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
+        return Root(matcher)
+
+    def check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            raise BadGrammar(f"The constraint is not valid: {words_of(matcher.get_error())}")
+
+    def fill(self, matchers: list[tuple[Matcher, int]], mask: NDArray[np.int32]) -> None:
+        """mask[index] for each matcher; [rows, words] int32, a bit for each token."""
+        pairs = [(matcher.state, index) for matcher, index in matchers]
+        row_bytes = mask.shape[1] * 4
+        self.executor.unsafe_compute_mask_ptr(pairs, mask.ctypes.data, row_bytes, len(mask))
+
+
+class Root:
+    """A compiled grammar."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+
+    def new(self) -> Matcher:
+        return Matcher(self.matcher.deep_copy())
+
+
+class Matcher:
+    """One sequence's place in its grammar."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: LLMatcher) -> None:
+        self.state = state
+
+    def take(self, token: int) -> bool:
+        return bool(self.state.consume_token(token))
+
+    @property
+    def is_broken(self) -> bool:
+        return bool(self.state.is_error())
+
+
+def source_of(kind: str, text: str) -> str:
+    """The library's form of a constraint. Raises BadGrammar."""
+    if kind == "json_schema":
+        try:
+            return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+        except ValueError as error:
+            raise BadGrammar(f"The schema is not valid: {words_of(str(error))}") from None
+    if kind == "regex":
+        return str(LLMatcher.grammar_from_regex(text))
+    if kind == "choice":
+        options = " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(text))
+        return str(LLMatcher.grammar_from_lark(f"start: {options}"))
+    if kind == "ebnf":
+        try:
+            return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text) if "::=" in text else text))
+        except Exception as error:  # bare ones too: whatever it raises is about this text
+            raise BadGrammar(f"The grammar is not valid: {words_of(str(error))}") from None
+    raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
+
+
+def words_of(error: str) -> str:
+    """The library's own words, on one line."""
+    text = " ".join(error.split("<state>")[0].split())
+    return text[:MESSAGE_CHARS_MAX]
+
+
+GRAMMARS.register("llguidance", "auto")(Llguidance)

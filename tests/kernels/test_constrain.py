@@ -1,0 +1,325 @@
+"""Sequences held to grammars: what comes out matches, ends, and does not depend on neighbours.
+
+A vocabulary of single bytes and a few longer tokens stands for a model's; a random choice among the
+allowed tokens stands for the model. Cases of the public reports by number.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.batch import Constraint, Sampling, SlotOpen, StepInput
+from kernels.constrain import GRAMMARS, BadGrammar, Constrainer, TokenTable, load_engine
+from tests.kernels.conftest import Answered
+from tests.kernels.driver import ints, load
+
+EOS, CONTROL = 0, 1
+WORDS = [b"", b"<ctl>", b'{"', b'":', b" true", b"null", b"  ", b"<think>", b"</think>", b"left"]
+PIECES = [*WORDS, *(bytes([byte]) for byte in range(256))]
+V = len(PIECES) + 30  # columns of padding
+OBJ = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 9}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "v": {"type": "boolean"},
+                "c": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 2},
+            },
+            "required": ["v", "c"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def table() -> TokenTable:
+    return TokenTable(PIECES, frozenset({EOS, CONTROL}), (EOS,), V)
+
+
+@pytest.fixture(scope="module", params=["llguidance"])
+def constrainer(request: pytest.FixtureRequest) -> Constrainer:
+    return Constrainer(load_engine(request.param, table()), table())
+
+
+def schema(value: Any, **rest: str) -> Constraint:
+    return Constraint("json_schema", json.dumps(value), **rest)
+
+
+def allowed_of(constrainer: Constrainer, slot: int) -> list[int] | None:
+    masks = constrainer.masks(ints([slot]))
+    if masks is None:
+        return None
+    assert not len(masks.broken)
+    allowed = masks.allowed(V)
+    assert allowed.shape == (1, V)
+    return np.flatnonzero(allowed[0]).tolist()
+
+
+def say(constrainer: Constrainer, slot: int, rng: random.Random, count_max: int = 400) -> list[int]:
+    """Tokens until the end, chosen at random."""
+    tokens: list[int] = []
+    while not tokens or tokens[-1] != EOS:
+        assert len(tokens) < count_max, bytes_of(tokens)
+        allowed = allowed_of(constrainer, slot)
+        assert allowed, "there is always a way on"
+        assert CONTROL not in allowed and max(allowed) < len(PIECES)
+        # An end is taken more often than not, so that strings do not go on for ever.
+        ends = [token for token in allowed if token == EOS or PIECES[token] in b'"}],']
+        token = rng.choice(ends if ends and rng.random() < 0.5 else allowed)
+        constrainer.take(ints([slot]), ints([token]))
+        tokens.append(token)
+    return tokens
+
+
+def bytes_of(tokens: list[int]) -> bytes:
+    return b"".join(PIECES[token] for token in tokens)
+
+
+def text_of(constrainer: Constrainer, constraint: Constraint, seed: int) -> str:
+    constrainer.clear()
+    constrainer.open(0, constraint, [])
+    tokens = say(constrainer, 0, random.Random(seed))
+    constrainer.close(0)
+    return bytes_of(tokens).decode()
+
+
+def test_every_answer_fits_its_schema(constrainer: Constrainer) -> None:
+    for seed in range(20):
+        value = json.loads(text_of(constrainer, schema(OBJ), seed))
+        assert set(value) == {"a", "b"} and type(value["a"]) is int
+        tree = json.loads(text_of(constrainer, schema(TREE), seed))
+        assert set(tree) == {"v", "c"}
+
+
+def test_expressions_choices_and_grammars(constrainer: Constrainer) -> None:
+    """B103: what has come to its end takes the end of the sequence, and nothing else."""
+    choice = Constraint("choice", json.dumps(["left", "right", 'qu"ote']))
+    ebnf = Constraint("ebnf", 'root ::= "a" [0-9]+ ("-" root)?')
+    lark = Constraint("ebnf", 'start: "x" WORD\nWORD: /[a-z]{1,4}/')
+    for seed in range(30):
+        assert text_of(constrainer, choice, seed) in ("left", "right", 'qu"ote')
+        assert re.fullmatch("[a-f]{6}", text_of(constrainer, Constraint("regex", "[a-f]{6}"), seed))
+        assert re.fullmatch("a[0-9]+(-a[0-9]+)*", text_of(constrainer, ebnf, seed))
+        assert re.fullmatch("x[a-z]{1,4}", text_of(constrainer, lark, seed))
+
+
+def test_an_ended_row_is_free(constrainer: Constrainer) -> None:
+    constrainer.clear()
+    constrainer.open(0, Constraint("choice", '["left"]'), [])
+    constrainer.take(ints([0]), ints([PIECES.index(b"left")]))
+    assert allowed_of(constrainer, 0) == [EOS]
+    constrainer.take(ints([0]), ints([EOS]))
+    assert constrainer.masks(ints([0])) is None
+    constrainer.take(ints([0]), ints([50]))  # the row of a step that was sent too early
+    assert constrainer.masks(ints([0])) is None
+
+
+def test_blanks_between_tokens_of_json_are_bounded(constrainer: Constrainer) -> None:
+    """B101."""
+    constrainer.clear()
+    constrainer.open(0, schema(OBJ), [])
+    tokens: list[int] = []
+    blank = PIECES.index(b" ")
+    for _ in range(400):
+        allowed = allowed_of(constrainer, 0)
+        assert allowed
+        inside = tokens and bytes_of(tokens).count(b'"') % 2
+        token = blank if blank in allowed and not inside else random.Random(1).choice(allowed)
+        ends = [token for token in allowed if token == EOS or PIECES[token] in b'",:}']
+        token = token if token == blank else (ends or [token])[0]
+        constrainer.take(ints([0]), ints([token]))
+        if token == EOS:
+            break
+        tokens.append(token)
+    runs = re.findall(rb" +", re.sub(rb'"[^"]*"', b"", bytes_of(tokens)))
+    assert runs and max(map(len, runs)) <= 16
+    assert json.loads(bytes_of(tokens))
+
+
+def test_two_slots_of_one_grammar_keep_their_own_place(constrainer: Constrainer) -> None:
+    """B105."""
+    constrainer.clear()
+    for slot in range(4):
+        constrainer.open(slot, schema(OBJ), [])
+    texts: dict[int, list[int]] = {slot: [] for slot in range(4)}
+    rng = random.Random(5)
+    running = list(texts)
+    while running:
+        masks = constrainer.masks(ints(running))
+        assert masks is not None and masks.rows.tolist() == list(range(len(running)))
+        allowed = masks.allowed(V)
+        tokens = []
+        for row in range(len(running)):
+            options = np.flatnonzero(allowed[row]).tolist()
+            ends = [token for token in options if token == EOS or PIECES[token] in b'"}],']
+            tokens.append(rng.choice(ends if ends and rng.random() < 0.5 else options))
+        constrainer.take(ints(running), ints(tokens))
+        for slot, token in zip(running, tokens, strict=True):
+            texts[slot].append(token)
+        running = [slot for slot in running if texts[slot][-1] != EOS]
+    for tokens in texts.values():
+        assert set(json.loads(bytes_of(tokens))) == {"a", "b"}
+    assert len({bytes_of(tokens) for tokens in texts.values()}) > 1
+
+
+def test_replaying_what_was_generated_leads_to_the_same_place(constrainer: Constrainer) -> None:
+    for constraint in (schema(OBJ), schema(OBJ, begin="<think>", end="</think>")):
+        constrainer.clear()
+        constrainer.open(0, constraint, [])
+        tokens: list[int] = []
+        rng = random.Random(3)
+        for _ in range(25):
+            constrainer.open(1, constraint, tokens)
+            here, there = allowed_of(constrainer, 0), allowed_of(constrainer, 1)
+            assert here == there
+            constrainer.close(1)
+            token = rng.choice(here) if here else rng.choice([PIECES.index(b"x"), 8])
+            constrainer.take(ints([0]), ints([token]))
+            tokens.append(token)
+            if token == EOS:
+                break
+
+
+def test_reasoning_is_free_and_what_follows_is_not(constrainer: Constrainer) -> None:
+    begin, end = PIECES.index(b"<think>"), PIECES.index(b"</think>")
+    constrainer.clear()
+    constrainer.open(0, schema(OBJ, begin="<think>", end="</think>"), [])
+    allowed = allowed_of(constrainer, 0)
+    assert allowed is not None and begin in allowed and PIECES.index(b'{"') in allowed
+    constrainer.take(ints([0]), ints([begin]))
+    assert constrainer.masks(ints([0])) is None
+    for token in (PIECES.index(b"a"), *(PIECES.index(bytes([b])) for b in b"</think")):
+        constrainer.take(ints([0]), ints([token]))
+        assert constrainer.masks(ints([0])) is None
+    constrainer.take(ints([0]), ints([PIECES.index(b">")]))
+    assert json.loads(bytes_of(say(constrainer, 0, random.Random(1))))
+
+    constrainer.open(1, schema(OBJ, begin="<think>", end="</think>"), [])
+    constrainer.take(ints([1]), ints([PIECES.index(b'{"')]))
+    assert allowed_of(constrainer, 1)
+    constrainer.open(2, schema(OBJ, end="</think>"), [])
+    assert constrainer.masks(ints([2])) is None
+    constrainer.take(ints([2]), ints([end]))
+    assert allowed_of(constrainer, 2)
+
+
+BAD = [
+    *[
+        schema(value)
+        for value in (
+            {"type": "objekt"},
+            {"type": 7},
+            "not a schema",
+            None,
+            {"properties": []},
+            {"items": "x", "type": "array"},
+            {"type": "string", "pattern": "("},
+            {"$ref": "#"},
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            {"$ref": "#/nope"},
+            {"$ref": "http://127.0.0.1:9/s.json"},
+            {"type": "integer", "minimum": 3, "exclusiveMaximum": 3},
+            False,
+        )
+    ],
+    Constraint("json_schema", "{"),
+    Constraint("json_schema", '{"maximum": 1e400}'),
+    Constraint("regex", "("),
+    Constraint("ebnf", "root ::= nothing"),
+    Constraint("ebnf", 'root ::= "a'),
+    Constraint("ebnf", "start: missing"),
+    Constraint("ebnf", ""),
+    Constraint("nonsense", ""),
+]
+
+
+@pytest.mark.parametrize("constraint", BAD, ids=lambda c: f"{c.kind} {c.text}"[:60])
+def test_wrong_constraints_are_refused_in_words(
+    constrainer: Constrainer, constraint: Constraint
+) -> None:
+    """B095, B097, B107."""
+    with pytest.raises(BadGrammar) as caught:
+        constrainer.prepare(constraint)
+    text = str(caught.value)
+    assert 0 < len(text) < 400 and "\n" not in text and "/root" not in text
+
+
+def test_large_schemas_are_compiled_or_refused_in_bounded_work(constrainer: Constrainer) -> None:
+    """B099. No time is asserted: the test's own time limit holds it."""
+
+    def nested(depth: int) -> Any:
+        if not depth:
+            return {"type": "integer"}
+        branches = [
+            {"type": "object", "properties": {f"k{i}": nested(depth - 1)}, "required": [f"k{i}"]}
+            for i in range(4)
+        ]
+        return {"oneOf": branches}
+
+    wide = {f"p{i}": {"type": "string"} for i in range(2000)}
+    for value in (
+        nested(5),
+        {"type": "object", "properties": wide},
+        {"type": "array", "maxItems": 100_000, "items": OBJ},
+        {"type": "string", "pattern": "(a+)+(b|c)*$", "maxLength": 5000},
+    ):
+        try:
+            constrainer.prepare(schema(value))
+        except BadGrammar:
+            continue
+
+
+def test_the_seam_lists_its_engines() -> None:
+    assert "llguidance" in GRAMMARS.names()
+
+
+def test_a_runner_keeps_rows_to_their_grammars_beside_free_ones(
+    tiny_models: dict[str, Answered],
+) -> None:
+    known = tiny_models["llama"]
+    runner = load(known.path)
+    vocab_size = runner.facts.vocab_size
+    pieces = [*PIECES, *(f"<t{i}>".encode() for i in range(vocab_size))][:vocab_size]
+    runner.use_vocabulary(TokenTable(pieces, frozenset({EOS, CONTROL}), (EOS,), vocab_size))
+
+    def opening(slot: int, constraint: Constraint | None, sampling: Sampling) -> SlotOpen:
+        prompt = ints(known.prompts[0])
+        pages = ints(range(4 * slot, 4 * slot + 4))
+        return SlotOpen(slot, prompt, len(prompt), 0, pages, sampling, constraint)
+
+    greedy, hot = Sampling(temperature=0.0), Sampling(temperature=2.0, seed=4)
+    opened = [
+        opening(0, None, greedy),
+        opening(1, Constraint("regex", "[a-f]{6}"), greedy),
+        opening(2, Constraint("regex", "[a-f]{6}"), hot),
+        opening(3, Constraint("regex", "("), greedy),
+    ]
+    length = len(known.prompts[0])
+    output = runner.execute(StepInput(ints(range(4)), ints([length] * 4), opened=opened))
+    assert output.slots.tolist() == [0, 1, 2] and output.failed.tolist() == [3]
+    texts: list[list[int]] = [[int(token)] for token in output.tokens]
+    for _ in range(6):
+        output = runner.execute(StepInput(ints(range(3)), ints([1] * 3)))
+        for text, token in zip(texts, output.tokens.tolist(), strict=True):
+            text.append(token)
+    free = known.answers[0][:7]
+    assert texts[0][: len(free)] == free
+    for text in texts[1:]:
+        assert text[-1] == EOS
+        assert re.fullmatch("[a-f]{6}", b"".join(pieces[token] for token in text).decode())
