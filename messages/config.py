@@ -45,6 +45,9 @@ class GatewayConfig(Section, frozen=True):
     stops_max: Positive = 16
     stop_chars_max: Positive = 1024
     default_max_tokens: NonNegative = 0  # 0: what is left of the context
+    tool_parser: str = "auto"  # auto: by the chat template
+    reasoning_parser: str = "auto"  # auto: by the chat template
+    tools_max: Positive = 128
 
 
 class TokenizerConfig(Section, frozen=True):
@@ -60,6 +63,7 @@ class SchedulerConfig(Section, frozen=True):
     prefill_budget: Positive = 512  # tokens one step may compute
     policy: str = "lpm"  # fcfs | lpm
     max_inflight: Positive = 2
+    grammar_timeout_s: Seconds = 10.0  # how long a request waits for its grammar
 
 
 class CacheConfig(Section, frozen=True):
@@ -72,6 +76,7 @@ class CacheConfig(Section, frozen=True):
 class WorkerConfig(Section, frozen=True):
     threads: NonNegative = 0  # 0: as many as cores
     attention: str = "auto"
+    grammar: str = "auto"  # the engine of structured output
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
 
 

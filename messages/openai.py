@@ -40,7 +40,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
 
     functions: msgspec.Raw = NOT_GIVEN
     function_call: msgspec.Raw = NOT_GIVEN
-    response_format: msgspec.Raw = NOT_GIVEN
     audio: msgspec.Raw = NOT_GIVEN
     modalities: msgspec.Raw = NOT_GIVEN
     prediction: msgspec.Raw = NOT_GIVEN
@@ -48,14 +47,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     suffix: msgspec.Raw = NOT_GIVEN
     best_of: msgspec.Raw = NOT_GIVEN
     use_beam_search: msgspec.Raw = NOT_GIVEN
-    structured_outputs: msgspec.Raw = NOT_GIVEN
-    guided_json: msgspec.Raw = NOT_GIVEN
-    guided_regex: msgspec.Raw = NOT_GIVEN
-    guided_choice: msgspec.Raw = NOT_GIVEN
-    guided_grammar: msgspec.Raw = NOT_GIVEN
-    json_schema: msgspec.Raw = NOT_GIVEN
-    regex: msgspec.Raw = NOT_GIVEN
-    ebnf: msgspec.Raw = NOT_GIVEN
     structural_tag: msgspec.Raw = NOT_GIVEN
     stop_regex: msgspec.Raw = NOT_GIVEN
     bad_words: msgspec.Raw = NOT_GIVEN
@@ -73,7 +64,48 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     include_usage: bool | None = None
 
 
-class Generation(Unsupported, kw_only=True, frozen=True):
+class Constraints(Unsupported, kw_only=True, frozen=True):
+    """What the text of the answer must be: at most one of them. OpenAI's name, SGLang's, vLLM's.
+
+    Raw, since a schema is any JSON; `actors/gateway/constraint.py` reads them.
+    """
+
+    response_format: msgspec.Raw = NOT_GIVEN
+    json_schema: msgspec.Raw = NOT_GIVEN
+    regex: str | None = None
+    ebnf: str | None = None
+    structured_outputs: msgspec.Raw = NOT_GIVEN
+    guided_json: msgspec.Raw = NOT_GIVEN
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, frozen=True):
+    """`strict` changes nothing: a schema is always kept to."""
+
+    schema: Any
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
+    """vLLM's way to say it. `json` is a schema, as an object or as text."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class Generation(Constraints, kw_only=True, frozen=True):
     """What both routes take."""
 
     model: str
@@ -122,6 +154,29 @@ class ToolCall(msgspec.Struct, kw_only=True, frozen=True):
     function: FunctionCall
 
 
+class Function(msgspec.Struct, kw_only=True, frozen=True):
+    """`strict` changes nothing: where a call is forced, its arguments keep to the schema."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[\w.:/-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, frozen=True):
+    type: Literal["function"]
+    function: Function
+
+
+class ChosenFunction(msgspec.Struct, kw_only=True, frozen=True):
+    name: str
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
+    type: Literal["function"] = "function"
+    function: ChosenFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     """`developer` is handled as `system`. `tool` needs a `tool_call_id`."""
 
@@ -139,9 +194,13 @@ class ChatBody(Generation, kw_only=True, frozen=True):
     max_completion_tokens: Positive | None = None  # goes before `max_tokens`
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    # Tools are only taken with `tool_choice: "none"`, and then not shown to the model.
+    # With `tool_choice: "none"` the tools are not shown to the model, and not read.
     tools: msgspec.Raw = NOT_GIVEN
     tool_choice: msgspec.Raw = NOT_GIVEN
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None  # given to the template; "none" also switches thinking off
+    separate_reasoning: bool | None = None  # false: reasoning stays in `content`, tags and all
+    include_reasoning: bool | None = None  # false: reasoning is left out of the answer
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -193,10 +252,20 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
     text_offset: list[int]
 
 
+class ReplyCall(msgspec.Struct, kw_only=True, frozen=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ReplyMessage(msgspec.Struct, kw_only=True, frozen=True):
+    """`content` is null where the answer is tool calls and nothing else."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ReplyCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -235,9 +304,25 @@ class CompletionReply(msgspec.Struct, kw_only=True, frozen=True):
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
 
 
+class ChunkFunction(msgspec.Struct, kw_only=True, frozen=True):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ChunkCall(msgspec.Struct, kw_only=True, frozen=True):
+    """id, type and name come once, in a call's first chunk."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    function: ChunkFunction
+
+
 class ChunkDelta(msgspec.Struct, kw_only=True, frozen=True):
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ChunkCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):

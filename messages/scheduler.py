@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from messages.base import Address, Message
-from messages.types import Int32s, Sampling, StopRules
+from messages.types import Grammar, Int32s, Sampling, StopRules
 from messages.worker import StepDone, StepFailed
 
 
@@ -19,6 +19,7 @@ class Submit(Message, frozen=True):
     emitted: Int32s = b""
     namespace: str = ""
     priority: int = 0
+    grammar: Grammar | None = None
 
 
 class Cancel(Message, frozen=True):
@@ -80,6 +81,13 @@ class Probed(Message, frozen=True):
     cached_lens: Int32s
 
 
+class Compiled(Message, frozen=True):
+    """From the worker, for `Compile`: rows may open with the grammar, or it is wrong."""
+
+    number: int
+    problem: str = ""  # why it is refused, in words for the client
+
+
 In = (
     Submit
     | Cancel
@@ -91,4 +99,5 @@ In = (
     | Probed
     | StepDone
     | StepFailed
+    | Compiled
 )

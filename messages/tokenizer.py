@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from messages.base import Address, Message, Part
-from messages.types import Int32s, Sampling, StopRules
+from messages.types import Grammar, Int32s, Sampling, StopRules
 
 
 class Chat(Part, frozen=True):
@@ -43,6 +43,7 @@ class Encode(Message, frozen=True):
     want_prompt_text: bool = False  # `Encoded.prompt_text`: the prompt's ids decoded (for `echo`)
     # False: check and answer `Encoded` only, pass nothing on; `Encoded` is then terminal.
     forward: bool = True
+    grammar: Grammar | None = None
 
 
 class Cancel(Message, frozen=True):
@@ -50,6 +51,13 @@ class Cancel(Message, frozen=True):
 
     request: str
     attempt: int
+
+
+class Dialect(Part, frozen=True):
+    """The note of the tokenizer's `Ready`: which formats the model's chat template speaks of."""
+
+    tool_parser: str = ""  # a name of the gateway's tool_parser seam; "": not known
+    reasoning_parser: str = ""  # the same of its reasoning_parser seam; "": none
 
 
 In = Encode | Cancel

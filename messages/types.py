@@ -54,6 +54,18 @@ class Sampling(Part, frozen=True):
     max_tokens: int = 16
 
 
+class Grammar(Part, frozen=True):
+    """What the text of an answer must be. Checked by the tokenizer, compiled by the worker."""
+
+    kind: str  # json_schema | regex | ebnf | choice
+    text: str  # the schema as JSON, the expression, the grammar, or a JSON array of strings
+    # Reasoning is free: with `begin` and `end` an answer that begins with `begin` is constrained
+    # after the first `end`; with `end` alone every answer is constrained after it only.
+    begin: str = ""
+    end: str = ""
+    param: str = ""  # the field of the body that asked for it
+
+
 class StopRules(Part, frozen=True):
     """What ends the text, beside tokens. Read by the detokenizer."""
 

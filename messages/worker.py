@@ -10,7 +10,7 @@ or `StepFailed` to its sender.
 from __future__ import annotations
 
 from messages.base import Message, Part
-from messages.types import Int32s, Logprob, Sampling
+from messages.types import Grammar, Int32s, Logprob, Sampling
 
 
 class Row(Part, frozen=True):
@@ -23,6 +23,7 @@ class Row(Part, frozen=True):
     cached_len: int  # tokens whose KV the pages already hold
     pages: Int32s
     sampling: Sampling
+    grammar: Grammar | None = None  # replayed over tokens[prompt_len:]
 
 
 class Step(Message, frozen=True):
@@ -69,6 +70,13 @@ class StepFailed(Message, frozen=True):
     detail: str
 
 
+class Compile(Message, frozen=True):
+    """Make a grammar ready, beside the steps. Answered by one `Compiled` to its sender."""
+
+    number: int
+    grammar: Grammar
+
+
 class Facts(Part, frozen=True):
     """What the other rooms learn from the loaded model: the note of the worker's `Ready`."""
 
@@ -84,4 +92,4 @@ class Facts(Part, frozen=True):
     parameter_count: int = 0
 
 
-In = Step  # a union of one
+In = Step | Compile

@@ -8,10 +8,14 @@ nothing: the gateway submits again what was open.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
+from actors.scheduler.finish import overloaded
+from actors.scheduler.grammars import Grammars
 from actors.scheduler.schedule import Schedule
 from messages import cache, detokenizer, worker
 from messages import scheduler as inbox
@@ -20,6 +24,7 @@ from messages.detokenizer import Tokens
 from messages.scheduler import (
     Acquired,
     Cancel,
+    Compiled,
     Deferred,
     Freed,
     Granted,
@@ -28,6 +33,7 @@ from messages.scheduler import (
     Submit,
 )
 from messages.system import Cause, Down, Undelivered
+from messages.types import FinishReason, Problem
 from messages.worker import Facts, StepDone, StepFailed
 
 STEP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -35,10 +41,18 @@ ROW_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 QUEUE_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
+GRAMMAR_SWEEP_S = 0.5  # how often waits for grammars are looked at, while there are any
+
+
+class Sweep(NamedTuple):
+    """Look for requests that have waited too long for their grammar."""
+
+
 class Scheduler(Actor):
     """Decides which requests run, and what each step computes."""
 
     accepts = inbox.In
+    private = Sweep
     # Results and the cache's answers share this mailbox with requests, and must never be refused;
     # the number of requests is bounded by the core, which answers those that are too many.
     mailbox = MailboxSpec(count_max=1 << 17, bytes_max=1 << 30)
@@ -51,6 +65,7 @@ class Scheduler(Actor):
     async def on_start(self) -> bytes:
         facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
         self.schedule = Schedule(self.config, facts, epoch=self.context.address.incarnation)
+        self.grammars = Grammars(self.config.grammar_timeout_s)
         self.cache: Ref[cache.In] = self.context.peer(self.paths.cache)
         self.worker: Ref[worker.In] = self.context.peer(self.paths.worker)
         self.detokenizer: Ref[detokenizer.In] = self.context.peer(self.paths.detokenizer)
@@ -59,11 +74,61 @@ class Scheduler(Actor):
         return b""
 
     def on_submit(self, message: Submit) -> None:
-        self.schedule.submit(message, self.context.now_s())
+        waiting = self.grammars.attempt_of(message.request)
+        if waiting is not None:
+            if waiting >= message.attempt:
+                return  # a repetition, or older than what waits
+            self._abort_waiting(message.request)
+        if message.grammar is None:
+            self.schedule.submit(message, self.context.now_s())
+        else:
+            self._submit_constrained(message)
         self._go_on()
 
+    def _submit_constrained(self, message: Submit) -> None:
+        assert message.grammar is not None
+        verdict = self.grammars.judge(message.grammar)
+        now_s = self.context.now_s()
+        if verdict is True:
+            self.schedule.submit(message, now_s)
+        elif not self.schedule.supersede(message):
+            return  # a repetition, or older than what runs
+        elif isinstance(verdict, Problem):
+            self.schedule.output.refuse(message, verdict)
+        elif len(self.grammars) >= self.config.queued_max:
+            self.schedule.output.refuse(message, overloaded(len(self.grammars), 1.0))
+        else:
+            if not len(self.grammars):
+                self.context.start_timer("grammars", Sweep(), every_s=GRAMMAR_SWEEP_S)
+            self.grammars.hold(message, now_s)
+
+    def on_compiled(self, message: Compiled) -> None:
+        submits, problem = self.grammars.compiled(message)
+        self.context.count(
+            "histrio_grammars_total", outcome="ready" if problem is None else "refused"
+        )
+        for submit in submits:
+            if problem is None:
+                self.schedule.submit(submit, self.context.now_s())
+            else:
+                self.schedule.output.refuse(submit, problem)
+        self._go_on()
+
+    def on_sweep(self, message: Sweep) -> None:
+        for submit, problem in self.grammars.expire(self.context.now_s()):
+            self.schedule.output.refuse(submit, problem)
+        self._go_on()
+
+    def _abort_waiting(self, request: str) -> None:
+        """A request leaves that has not run: its terminal tail says so."""
+        output = self.schedule.output
+        output.refuse(self.grammars.take(request), None, FinishReason.ABORT)
+
     def on_cancel(self, message: Cancel) -> None:
-        self.schedule.cancel(message)
+        if self.grammars.attempt_of(message.request) == message.attempt:
+            self._abort_waiting(message.request)
+        else:
+            self.schedule.cancel(message)
         self._go_on()
 
     def on_stop_met(self, message: StopMet) -> None:
@@ -102,6 +167,7 @@ class Scheduler(Actor):
         self._go_on()
 
     def on_down(self, down: Down) -> None:
+        self.grammars.take_of(down.address)
         self.schedule.lose(down.address)
         self._go_on()
 
@@ -116,6 +182,9 @@ class Scheduler(Actor):
 
     def check(self) -> None:
         self.schedule.check()
+        self.grammars.check()
+        both = [name for name in self.schedule.live if self.grammars.attempt_of(name) is not None]
+        assert not both, f"{both} wait for a grammar and run"
 
     def _go_on(self) -> None:
         """After any event: sends what can be sent now."""
@@ -124,6 +193,11 @@ class Scheduler(Actor):
         for message in output.to_cache:
             self.cache.tell(message)
         output.to_cache.clear()
+        for ask in self.grammars.asks:
+            self.worker.tell(ask)
+        self.grammars.asks.clear()
+        if not len(self.grammars):
+            self.context.cancel_timer("grammars")
         for step in output.steps:
             self.worker.tell(step)
         output.steps.clear()
@@ -158,7 +232,7 @@ class Scheduler(Actor):
 
     def _show(self) -> None:
         running = self.schedule.running_count
-        shown = (running, len(self.schedule.live) - running)
+        shown = (running, len(self.schedule.live) - running + len(self.grammars))
         if shown != self.shown:
             self.context.gauge("histrio_requests_running", shown[0])
             self.context.gauge("histrio_requests_waiting", shown[1])

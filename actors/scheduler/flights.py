@@ -165,4 +165,5 @@ def _row(request: Request) -> Row:
         cached_len=request.cached_len,
         pages=request.pages,
         sampling=request.sampling,
+        grammar=request.grammar,
     )

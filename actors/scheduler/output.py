@@ -83,7 +83,12 @@ class Output:
             )
         )
 
-    def refuse(self, message: Submit, problem: Problem) -> None:
+    def refuse(
+        self,
+        message: Submit,
+        problem: Problem | None,
+        finish: FinishReason = FinishReason.ERROR,
+    ) -> None:
         """The terminal tail of a request that was never taken in."""
         prompt_len = len(message.prompt) // 4
         usage = Usage(prompt_tokens=prompt_len)
@@ -102,7 +107,7 @@ class Output:
                 message.request,
                 message.attempt,
                 len(message.emitted) // 4,
-                finish=FinishReason.ERROR,
+                finish=finish,
                 usage=usage,
                 problem=problem,
             )

@@ -70,6 +70,7 @@ class Request:
         "attempt",
         "cached_len",
         "cached_tokens",
+        "grammar",
         "granted",
         "id",
         "is_acknowledged",
@@ -109,6 +110,7 @@ class Request:
         self.reply_to = submit.reply_to
         self.sampling = submit.sampling
         self.stop = submit.stop
+        self.grammar = submit.grammar
         self.namespace = submit.namespace
         self.priority = submit.priority
         self.arrival = arrival  # grows with every request

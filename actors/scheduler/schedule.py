@@ -59,11 +59,8 @@ class Schedule:
     # What arrives
 
     def submit(self, message: Submit, now_s: float) -> None:
-        known = self.live.get(message.request)
-        if known is not None:
-            if known.attempt >= message.attempt:
-                return  # a repetition, or older than what runs
-            self._abort(known)
+        if not self.supersede(message):
+            return  # a repetition, or older than what runs
         problem = self._refusal(message)
         if problem is not None:
             self.output.refuse(message, problem)
@@ -83,6 +80,15 @@ class Schedule:
             # Nothing is left to do: a resumed attempt whose end alone was lost, or no output asked.
             self._close(request)
             self.output.end(request, over[0], matched=over[1])
+
+    def supersede(self, message: Submit) -> bool:
+        """Ends an older attempt of the request. False: what is known of it is not older."""
+        known = self.live.get(message.request)
+        if known is not None:
+            if known.attempt >= message.attempt:
+                return False
+            self._abort(known)
+        return True
 
     def cancel(self, message: Cancel) -> None:
         """Unknown requests have had their terminal message already."""

@@ -172,6 +172,7 @@ class Tokenizer(Actor):
                 emitted=encode.emitted,
                 namespace=encode.namespace,
                 priority=encode.priority,
+                grammar=encode.grammar,
             ),
             request=encode.request,
         )

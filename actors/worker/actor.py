@@ -18,10 +18,12 @@ import msgspec
 
 from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
+from actors.worker.grammar import Grammars
 from kernels.runner import Runner, RunnerOptions
 from messages import worker
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
+from messages.scheduler import Compiled
 
 FORWARD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -35,13 +37,22 @@ class Executed:
     answer: worker.StepDone | worker.StepFailed | Exception
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarDone:
+    """A grammar that a thread is through with, and who asked for it."""
+
+    asker: Address
+    answer: Compiled | Exception
+
+
 class Worker(Actor):
     """Executes steps on one rank."""
 
     accepts = worker.In
-    private = Executed
+    private = Executed | GrammarDone
     mailbox = MailboxSpec(count_max=16)
-    offload_threads = {"forward": 1}
+    # Grammars are compiled beside the steps, two at once: a slow one does not stop the others.
+    offload_threads = {"forward": 1, "grammar": 2}
     context: Context
 
     def __init__(
@@ -53,6 +64,7 @@ class Worker(Actor):
         paths: Paths,
     ) -> None:
         self.model = model
+        self.grammar_engine = worker.grammar
         self.options = RunnerOptions(
             dtype=model.dtype,
             device=model.device,
@@ -72,6 +84,7 @@ class Worker(Actor):
 
     async def on_start(self) -> bytes:
         self.runner = await self.context.in_thread(self.load, lane="forward")
+        self.grammars = Grammars(self.runner, self.model.path, self.grammar_engine)
         facts = self.runner.facts
         return msgspec.msgpack.encode(
             worker.Facts(
@@ -123,11 +136,27 @@ class Worker(Actor):
             lane="forward",
         )
 
+    def on_compile(self, message: worker.Compile) -> None:
+        asker = self.context.sender
+        assert asker is not None, "a question without a sender cannot be answered"
+        grammars = self.grammars
+        self.context.offload(
+            lambda: grammars.compile(message),
+            lambda answer: GrammarDone(asker, answer),
+            lane="grammar",
+        )
+
+    def on_grammar_done(self, message: GrammarDone) -> None:
+        if isinstance(message.answer, Exception):
+            raise message.answer
+        self.context.ref(message.asker).tell(message.answer)
+
     def execute(self, step: worker.Step) -> worker.StepDone | worker.StepFailed:
         """Runs in the forward thread: one step from wire to wire."""
         if step.epoch != self.epoch:
             self.runner.reset(keep_kv=True)
             self.epoch = step.epoch
+        self.grammars.make_ready(step.opened)
         begin_s = time.perf_counter()
         try:
             output = self.runner.execute(translate.step_input(step))

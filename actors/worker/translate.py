@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.batch import Ints, Sampling, SlotOpen, StepInput, StepOutput, TokenLogprobs
+from kernels.batch import Constraint, Ints, Sampling, SlotOpen, StepInput, StepOutput, TokenLogprobs
 from messages import types, worker
 
 
@@ -46,7 +46,12 @@ def slot_open(row: worker.Row) -> SlotOpen:
         cached_len=row.cached_len,
         pages=ints(row.pages),
         sampling=sampling(row.sampling),
+        constraint=None if row.grammar is None else constraint(row.grammar),
     )
+
+
+def constraint(wire: types.Grammar) -> Constraint:
+    return Constraint(kind=wire.kind, text=wire.text, begin=wire.begin, end=wire.end)
 
 
 def sampling(wire: types.Sampling) -> Sampling:

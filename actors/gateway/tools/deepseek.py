@@ -5,7 +5,7 @@
 {"a": 1}
 ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>  (in the same outer pair)
 """
 
 from __future__ import annotations

@@ -1,0 +1,156 @@
+"""This file keeps the requests whose grammar is being compiled, and knows which are ready.
+
+It does not know engines or steps: it asks for each grammar once, however many requests wait for it,
+and tells who may go on. Time is an argument. A request is here or with the schedule, never in both.
+
+Laws: no more than INFLIGHT_MAX questions are with the worker, so that steps find room in its
+mailbox; who waits longer than `timeout_s` is refused, and holds up nobody; what was refused stays
+refused for a while without asking again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from messages.base import Address
+from messages.scheduler import Compiled, Submit
+from messages.types import Fault, Grammar, Problem
+from messages.worker import Compile
+
+INFLIGHT_MAX = 4
+READY_MAX = 256  # as many as a worker keeps; a row that opens with another one is compiled there
+REFUSED_MAX = 256
+
+
+class Wait:
+    """One grammar that is not ready, and who waits for it."""
+
+    __slots__ = ("number", "submits")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.submits: dict[str, tuple[Submit, float]] = {}  # by request, and since when
+
+
+class Grammars:
+    """`asks` are to be sent to the worker; the owner empties it."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.asks: list[Compile] = []
+        self._ready: OrderedDict[Grammar, None] = OrderedDict()
+        self._refused: OrderedDict[Grammar, str] = OrderedDict()
+        self._waits: OrderedDict[Grammar, Wait] = OrderedDict()
+        self._asked: dict[int, Grammar] = {}
+        self._by_request: dict[str, Grammar] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return len(self._by_request)
+
+    def judge(self, grammar: Grammar) -> bool | Problem:
+        """True: it is ready. A problem: it is known to be wrong. False: it has to be asked for."""
+        if grammar in self._ready:
+            self._ready.move_to_end(grammar)
+            return True
+        problem = self._refused.get(grammar)
+        return False if problem is None else refused(grammar, problem)
+
+    def hold(self, submit: Submit, now_s: float) -> None:
+        """The request waits until its grammar is ready."""
+        grammar = submit.grammar
+        assert grammar is not None and submit.request not in self._by_request
+        wait = self._waits.get(grammar)
+        if wait is None:
+            self._number += 1
+            wait = self._waits[grammar] = Wait(self._number)
+        wait.submits[submit.request] = (submit, now_s)
+        self._by_request[submit.request] = grammar
+        self._ask()
+
+    def attempt_of(self, request: str) -> int | None:
+        """The attempt that waits here, if one does."""
+        grammar = self._by_request.get(request)
+        return None if grammar is None else self._waits[grammar].submits[request][0].attempt
+
+    def take(self, request: str) -> Submit:
+        """Takes out a request that waits here. Its grammar is asked for all the same."""
+        wait = self._waits[self._by_request.pop(request)]
+        return wait.submits.pop(request)[0]
+
+    def take_of(self, reply_to: Address) -> list[Submit]:
+        """Takes out all that nobody would read."""
+        return self._take(lambda submit, since_s: submit.reply_to == reply_to)
+
+    def expire(self, now_s: float) -> list[tuple[Submit, Problem]]:
+        """Takes out those who have waited too long."""
+        late = self._take(lambda submit, since_s: now_s - since_s >= self.timeout_s)
+        return [(submit, too_slow(submit.grammar, self.timeout_s)) for submit in late]
+
+    def compiled(self, message: Compiled) -> tuple[list[Submit], Problem | None]:
+        """The answer to one question: who has waited for it, and what is wrong with it."""
+        grammar = self._asked.pop(message.number)
+        wait = self._waits.pop(grammar)
+        submits = [submit for submit, _ in wait.submits.values()]
+        for submit in submits:
+            del self._by_request[submit.request]
+        problem = None
+        if message.problem:
+            problem = refused(grammar, message.problem)
+            remember(self._refused, grammar, message.problem, REFUSED_MAX)
+        else:
+            remember(self._ready, grammar, None, READY_MAX)
+        self._ask()
+        return submits, problem
+
+    def check(self) -> None:
+        """Asserts the laws."""
+        assert len(self._asked) <= INFLIGHT_MAX, f"{len(self._asked)} grammars are asked for"
+        held = {name: grammar for grammar, wait in self._waits.items() for name in wait.submits}
+        assert held == self._by_request, "who waits, and for what, is told in two ways"
+        assert set(self._asked.values()) <= set(self._waits), "asked for, and nobody waits"
+        if len(self._asked) < INFLIGHT_MAX:
+            assert len(self._asked) == len(self._waits), "a grammar is not asked for"
+        assert not set(self._ready) & set(self._waits), "a ready grammar is waited for"
+
+    def _ask(self) -> None:
+        for grammar, wait in self._waits.items():
+            if len(self._asked) >= INFLIGHT_MAX:
+                return
+            if wait.number not in self._asked:
+                self._asked[wait.number] = grammar
+                self.asks.append(Compile(wait.number, grammar))
+
+    def _take(self, which: Callable[[Submit, float], bool]) -> list[Submit]:
+        found = [
+            submit
+            for wait in self._waits.values()
+            for submit, since_s in wait.submits.values()
+            if which(submit, since_s)
+        ]
+        for submit in found:
+            self.take(submit.request)
+        return found
+
+
+def remember(known: OrderedDict, key: Grammar, value: object, count_max: int) -> None:  # type: ignore[type-arg]
+    known[key] = value
+    if len(known) > count_max:
+        known.popitem(last=False)
+
+
+def refused(grammar: Grammar, problem: str) -> Problem:
+    param = grammar.param or None
+    return Problem(Fault.INVALID, problem, param=param, code="invalid_grammar")
+
+
+def too_slow(grammar: Grammar | None, timeout_s: float) -> Problem:
+    param = grammar.param if grammar is not None else ""
+    return Problem(
+        Fault.INVALID,
+        f"The constraint was not compiled within {timeout_s:g} seconds: it is too complex.",
+        param=param or None,
+        code="grammar_timeout",
+    )

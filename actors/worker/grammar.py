@@ -1,0 +1,59 @@
+"""This file makes what constraints need of the model's vocabulary, and compiles grammars.
+
+It does not know steps or the engines: `kernels/constrain.py` does. All of it may run in a thread.
+Law: what is wrong with a grammar comes back as words for the client; anything else is our bug.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from actors.vocab.vocab import Vocab
+from actors.worker import translate
+from kernels.constrain import BadGrammar, Constrainer, TokenTable
+from kernels.runner import Runner
+from messages.scheduler import Compiled
+from messages.worker import Compile, Row
+
+NO_END = "This model has no end-of-sequence token, so it takes no constraints."
+
+
+class Grammars:
+    """The vocabulary is read when the first constraint comes."""
+
+    def __init__(self, runner: Runner, path: str, engine: str) -> None:
+        self.runner = runner
+        self.path = path
+        self.engine = engine
+        self._lock = threading.Lock()
+
+    def compile(self, message: Compile) -> Compiled:
+        """Makes the grammar ready, or says why not."""
+        try:
+            self.constrainer().prepare(translate.constraint(message.grammar))
+        except BadGrammar as error:
+            return Compiled(message.number, str(error))
+        return Compiled(message.number)
+
+    def make_ready(self, rows: tuple[Row, ...]) -> None:
+        """Rows with a grammar may open, though nobody has asked to compile one here."""
+        if self.runner.constrainer is None and any(row.grammar is not None for row in rows):
+            self.constrainer()
+
+    def constrainer(self) -> Constrainer:
+        """Raises BadGrammar where the model cannot end an answer."""
+        with self._lock:
+            if self.runner.constrainer is not None:
+                return self.runner.constrainer
+            vocab = Vocab.load(self.path)
+            facts = self.runner.facts
+            eos_ids = facts.eos_ids or (() if vocab.eos_id is None else (vocab.eos_id,))
+            if not eos_ids:
+                raise BadGrammar(NO_END)
+            table = TokenTable(
+                pieces=vocab.token_bytes,
+                special=vocab.special,
+                eos_ids=eos_ids,
+                vocab_size=facts.vocab_size,
+            )
+            return self.runner.use_vocabulary(table, self.engine)
