@@ -22,6 +22,7 @@ class Machine(NamedTuple):
     model_name: str  # what to call the model where the user gave no name
     log_dir: str  # of this run
     free_port: int = 0  # one that was free a moment ago
+    drawn_seed: int = 0  # by chance
 
 
 class Settled(NamedTuple):
@@ -48,6 +49,10 @@ def resolve(config: Config, machine: Machine) -> Settled:
     if config.gateway.port == 0:
         # Settled here, not by the gateway, so that a restarted one comes back at the same address.
         settle("gateway", "port", machine.free_port, "any free one")
+    if config.runtime.seed == 0:
+        # A seed that were the same in every run would repeat its ids of calls, and its answers to
+        # those who want them to differ.
+        settle("runtime", "seed", machine.drawn_seed, "drawn for this run")
     if config.worker.threads == 0:
         settle("worker", "threads", machine.core_count, "one for each core")
     if config.scheduler.prefill_budget < config.scheduler.running_max:

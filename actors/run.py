@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -44,6 +45,7 @@ def settle(config: Config, show: Show) -> Settled:
             model_name=found.name,
             log_dir=str(make_run_log_dir(Path(config.log.dir) if config.log.dir else None)),
             free_port=free_port(config.gateway.host) if config.gateway.http else 0,
+            drawn_seed=secrets.randbelow(2**31 - 1) + 1,
         ),
     )
 

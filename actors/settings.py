@@ -144,7 +144,7 @@ FLAGS: tuple[Flag, ...] = (
         "one loop, threads of one process, or processes",
         choices=PLACEMENTS,
     ),
-    Flag("runtime", "seed", "--seed", "seed of all that no request seeds"),
+    Flag("runtime", "seed", "--seed", "seed of all that no request seeds; 0: another one in each run"),
     Flag(
         "runtime",
         "encode_always",

@@ -89,7 +89,7 @@ class LogConfig(Section, frozen=True):
 
 class RuntimeConfig(Section, frozen=True):
     placement: str = "processes"  # inline | threads | processes
-    seed: int = 0
+    seed: NonNegative = 0  # 0: another one in each run
     encode_always: bool = False  # messages are encoded and decoded even within one process
     start_timeout_s: Seconds = 300.0
     drain_s: Seconds = 30.0

@@ -156,6 +156,14 @@ def test_resolve_leaves_what_the_user_chose() -> None:
     assert (config.model.name, config.worker.threads, config.gateway.port) == ("x", 7, 1)
 
 
+def test_each_run_has_a_seed_of_its_own_unless_one_is_given() -> None:
+    config, reasons = resolve(Config(), machine(drawn_seed=99))
+    assert config.runtime.seed == 99
+    assert any(reason.startswith("runtime.seed = 99") for reason in reasons)
+    given = read_config(None, parsed("--seed", "7"))
+    assert resolve(given, machine(drawn_seed=99)).config.runtime.seed == 7
+
+
 def test_resolve_gives_a_free_port_for_port_zero() -> None:
     config, _ = resolve(read_config(None, parsed("--port", "0")), machine())
     assert config.gateway.port == 4711
