@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -258,27 +258,6 @@ def _plain(value: object) -> str:
     except Exception:  # a repr of theirs, or nested too deep for one
         text = f"<{type(value).__name__}>"
     return text.encode(errors="replace").decode()
-
-
-class Seldom:
-    """Holds back repetitions: once for each key and interval, telling how many were held back."""
-
-    def __init__(self, interval_s: float, *, keys_max: int = 1024) -> None:
-        self._interval_s = interval_s
-        self._keys_max = keys_max
-        self._seen: dict[Hashable, tuple[float, int]] = {}  # since when, and how many held back
-
-    def ask(self, key: Hashable, now_s: float) -> int | None:
-        """None: say nothing. Else speak, and `n` were held back since the last time."""
-        since_s, held_count = self._seen.get(key, (None, 0))
-        if since_s is not None and now_s - since_s < self._interval_s:
-            self._seen[key] = (since_s, held_count + 1)
-            return None
-        self._seen.pop(key, None)
-        while len(self._seen) >= self._keys_max:
-            self._seen.pop(next(iter(self._seen)))
-        self._seen[key] = (now_s, 0)
-        return held_count
 
 
 def state_dir() -> Path:

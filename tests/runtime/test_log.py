@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime.log import LINE_BYTES_MAX, LogFile, Logs, Seldom, make_run_log_dir, render_line
+from actors.runtime.log import LINE_BYTES_MAX, LogFile, Logs, make_run_log_dir, render_line
 
 NOW = datetime.datetime(2026, 11, 29, 18, 46, 0, 123456, tzinfo=datetime.UTC)
 
@@ -246,23 +246,6 @@ def test_a_node_with_a_slash_in_its_name_has_a_file(tmp_path: Path) -> None:
     logs.log_for("a").info("1")
     logs.close()
     assert lines_of(tmp_path, "worker-0.jsonl")[0]["node"] == "worker/0"
-
-
-def test_seldom_lets_the_first_pass_and_counts_the_others() -> None:
-    seldom = Seldom(5.0)
-    assert seldom.ask("a", 0.0) == 0
-    assert seldom.ask("a", 1.0) is None
-    assert seldom.ask("a", 4.9) is None
-    assert seldom.ask("b", 4.9) == 0
-    assert seldom.ask("a", 5.0) == 2
-    assert seldom.ask("a", 6.0) is None
-
-
-def test_seldom_forgets_rather_than_grow() -> None:
-    seldom = Seldom(5.0, keys_max=10)
-    for number in range(1000):
-        assert seldom.ask(number, 0.0) == 0
-    assert len(seldom._seen) == 10
 
 
 def test_the_newest_run_is_pointed_to_and_the_oldest_removed(tmp_path: Path) -> None:
