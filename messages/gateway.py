@@ -60,7 +60,13 @@ class Failed(Message, frozen=True):
     problem: Problem
 
 
-In = Deltas | Encoded | Failed
+class Unknown(Message, frozen=True):
+    """From the scheduler, for `Poll`: it has nothing of these (request, attempt)."""
+
+    rows: tuple[tuple[str, int], ...]
+
+
+In = Deltas | Encoded | Failed | Unknown
 
 __all__ = [
     "Delta",
@@ -71,4 +77,5 @@ __all__ = [
     "In",
     "Logprob",
     "TokenLogprob",
+    "Unknown",
 ]

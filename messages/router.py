@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from messages.scheduler import Cancel, Submit
+from messages.scheduler import Cancel, Poll, Submit
 
-In = Submit | Cancel
+In = Submit | Cancel | Poll

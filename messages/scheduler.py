@@ -33,6 +33,14 @@ class Cancel(Message, frozen=True):
     attempt: int
 
 
+class Poll(Message, frozen=True):
+    """From a gateway that has heard nothing of these (request, attempt) for a while. Those that are
+    not known here are answered by `gateway.Unknown`: their end was lost, or is on its way."""
+
+    rows: tuple[tuple[str, int], ...]
+    reply_to: Address
+
+
 class StopMet(Message, frozen=True):
     """From the detokenizer: a stop string was completed by output token `token_count - 1`."""
 
@@ -91,6 +99,7 @@ class Compiled(Message, frozen=True):
 In = (
     Submit
     | Cancel
+    | Poll
     | StopMet
     | Acquired
     | Deferred

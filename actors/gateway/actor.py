@@ -23,10 +23,11 @@ from actors.gateway.outbox import Outbox
 from actors.gateway.record import Interrupted, Ledger, Record, Stage, Verdict
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref, Reply
-from messages import gateway, metrics, tokenizer
+from messages import gateway, metrics, router, tokenizer
 from messages.config import GatewayConfig, ModelConfig, Paths
-from messages.gateway import Delta, Deltas, Encoded, Failed
+from messages.gateway import Delta, Deltas, Encoded, Failed, Unknown
 from messages.metrics import Page, Scrape
+from messages.scheduler import Poll
 from messages.system import ActorRow, Cause, Down, Drain, Reason, State, Undelivered, Up
 from messages.types import Fault, FinishReason, Problem
 from messages.worker import Facts
@@ -129,6 +130,7 @@ class Gateway(Actor):
     async def on_start(self) -> bytes:
         context = self.context
         self.tokenizer: Ref[tokenizer.In] = context.peer(self.paths.tokenizer)
+        self.router: Ref[router.In] = context.peer(self.paths.router)
         self.metrics: Ref[metrics.In] = context.peer(self.paths.metrics)
         self.facts = msgspec.msgpack.decode(context.notes[self.paths.worker], type=Facts)
         self.limits = Limits(
@@ -294,6 +296,14 @@ class Gateway(Actor):
             self._lose(failed, message.problem)
             self._settle()
 
+    def on_unknown(self, message: Unknown) -> None:
+        for request, attempt in message.rows:
+            record = self.ledger.unknown(request, attempt)
+            if record is not None:
+                self.context.log.warning("request lost", request=request, attempt=attempt)
+                self._interrupt_one(record)
+        self._settle()
+
     def on_up(self, up: Up) -> None:
         path = up.address.path
         if path in self.down and path == self.paths.tokenizer:
@@ -338,6 +348,10 @@ class Gateway(Actor):
     def on_sweep(self, message: Sweep) -> None:
         now_s = self.context.now_s()
         self._drop(self.ledger.expire(now_s, self.config.recover_s))
+        silent = () if self.down else self.ledger.silent(now_s)
+        if silent:
+            rows = tuple((record.request, record.attempt) for record in silent)
+            self.router.tell(Poll(rows, self.context.address))
         for stream in list(self.streams.values()):
             since_s = stream.outbox.unread_since_s
             if since_s is not None and now_s - since_s > self.config.stream_stall_s:

@@ -7,7 +7,8 @@ Laws. A request leaves the ledger once, by its terminal message, by giving up or
 cancelled while nothing of it is in flight; whatever comes for it later is dropped. Results of an
 older attempt are dropped. The tokens taken are [0, token_count) without a gap: what was taken is
 skipped, and what does not follow on it interrupts the request, since the link delivers at most
-once. A request is given up after `LOSSES_MAX` losses in a row without a new token, so that one
+once. A request of which nothing is heard is asked for, and interrupted where nobody has it. A
+request is given up after `LOSSES_MAX` losses in a row without a new token, so that one
 that kills its worker each time cannot go on for ever.
 """
 
@@ -24,6 +25,10 @@ from messages.tokenizer import Cancel, Encode
 
 LOSSES_MAX = 2  # in a row, without a token in between
 ATTEMPTS_MAX = 10
+# A request of which nothing is heard for so long is asked for. What has no owner any more has lost
+# a message that nobody could report; twice, since an answer may cross with its end.
+POLL_S = 5.0
+UNKNOWN_MAX = 2
 # How long a cancelled request is kept for its terminal message before it is taken for lost.
 CANCEL_WAIT_S = 60.0
 
@@ -48,9 +53,11 @@ class Record:
         "loss_mark",
         "losses",
         "opened_s",
+        "polled_s",
         "since_s",
         "stage",
         "token_count",
+        "unknown_count",
     )
 
     def __init__(self, encode: Encode, call_id: str, choice: int, now_s: float) -> None:
@@ -66,6 +73,8 @@ class Record:
         self.opened_s = now_s
         self.since_s = now_s  # since when it is in its stage
         self.last_s: float | None = None  # when the last tokens came
+        self.polled_s: float | None = None  # when the scheduler was last asked whether it has it
+        self.unknown_count = 0  # how often it said no, with nothing heard in between
 
     @property
     def request(self) -> str:
@@ -120,6 +129,7 @@ class Ledger:
             messages.append(Cancel(request=record.request, attempt=record.attempt))
         record.attempt += 1
         record.stage, record.since_s = Stage.ENCODING, now_s
+        record.polled_s, record.unknown_count = None, 0
         encode = record.encode
         if record.attempt > 1:
             encode = msgspec.structs.replace(
@@ -162,6 +172,7 @@ class Ledger:
         )
         if record.stage is Stage.ENCODING:  # it overtook `Encoded`, which comes another way
             record.stage, record.since_s = Stage.RUNNING, now_s
+        record.unknown_count = 0
         record.token_count += delta.token_count
         record.emitted += delta.token_ids
         return Verdict.TAKEN, record
@@ -214,6 +225,27 @@ class Ledger:
             for record in self
             if record.stage is Stage.CANCELLED
         ]
+
+    def silent(self, now_s: float) -> list[Record]:
+        """Those that the scheduler should have, and that nothing has been heard of for a while.
+        Counts as asked for."""
+        result = []
+        for record in self:
+            heard_s = max(record.since_s, record.last_s or 0.0, record.polled_s or 0.0)
+            if record.stage is Stage.RUNNING and now_s - heard_s >= POLL_S:
+                record.polled_s = now_s
+                result.append(record)
+        return result
+
+    def unknown(self, request: str, attempt: int) -> Record | None:
+        """The scheduler does not have it. Gives the record once that cannot be a crossing."""
+        record = self.records.get(request)
+        if record is None or record.attempt != attempt or record.stage is not Stage.RUNNING:
+            return None
+        if record.polled_s is None or (record.last_s or 0.0) >= record.polled_s:
+            return None
+        record.unknown_count += 1
+        return record if record.unknown_count >= UNKNOWN_MAX else None
 
     def parked(self) -> list[Record]:
         return [record for record in self if record.stage is Stage.PARKED]

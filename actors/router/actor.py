@@ -16,7 +16,7 @@ from messages import router as inbox
 from messages.base import Address
 from messages.config import Paths
 from messages.gateway import Failed
-from messages.scheduler import Cancel, Submit
+from messages.scheduler import Cancel, Poll, Submit
 from messages.system import Cause, Undelivered
 from messages.types import Fault, Problem
 
@@ -50,6 +50,9 @@ class Router(Actor):
 
     def on_cancel(self, message: Cancel) -> None:
         self.scheduler.tell(message, request=message.request)
+
+    def on_poll(self, message: Poll) -> None:
+        self.scheduler.tell(message)
 
     def on_undelivered(self, notice: Undelivered) -> None:
         """A request that did not arrive would be waited for; a cancel of it is void with it.

@@ -17,7 +17,7 @@ from actors.runtime.context import Ref
 from actors.scheduler.finish import overloaded
 from actors.scheduler.grammars import Grammars
 from actors.scheduler.schedule import Schedule
-from messages import cache, detokenizer, worker
+from messages import cache, detokenizer, gateway, worker
 from messages import scheduler as inbox
 from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Tokens
@@ -28,6 +28,7 @@ from messages.scheduler import (
     Deferred,
     Freed,
     Granted,
+    Poll,
     Probed,
     StopMet,
     Submit,
@@ -130,6 +131,12 @@ class Scheduler(Actor):
         else:
             self.schedule.cancel(message)
         self._go_on()
+
+    def on_poll(self, message: Poll) -> None:
+        unknown = self.schedule.unknown(message.rows)
+        if unknown:
+            reply: Ref[gateway.In] = self.context.ref(message.reply_to)
+            reply.tell(gateway.Unknown(unknown))
 
     def on_stop_met(self, message: StopMet) -> None:
         self.schedule.stop_met(message)

@@ -96,6 +96,15 @@ class Schedule:
         if request is not None and request.attempt == message.attempt:
             self._abort(request)
 
+    def unknown(self, rows: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+        """Those (request, attempt) that nothing more will come of."""
+
+        def is_known(name: str, attempt: int) -> bool:
+            request = self.live.get(name)
+            return request is not None and request.attempt == attempt
+
+        return tuple(row for row in rows if not is_known(*row))
+
     def stop_met(self, message: StopMet) -> None:
         """The text is complete; tokens past `token_count` were computed for nothing."""
         request = self.live.get(message.request)

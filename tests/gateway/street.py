@@ -20,6 +20,7 @@ from messages.base import Message
 from messages.config import GatewayConfig, ModelConfig, Paths
 from messages.gateway import Delta, Deltas, Encoded, Failed
 from messages.metrics import Page
+from messages.scheduler import Poll
 from messages.system import ActorRow, State
 from messages.tokenizer import Cancel, Encode
 from messages.types import Fault, FinishReason, Problem, Usage, pack, unpack
@@ -83,6 +84,8 @@ class Back:
                     message.request, message.attempt, entry[2], 0, finish=FinishReason.ABORT
                 )
                 self.cell.tell(Deltas((end,)))
+            return
+        if isinstance(message, Poll):  # it knows all that it has not ended
             return
         assert isinstance(message, Encode)
         words = self.words_of(message)

@@ -12,11 +12,12 @@ import pytest
 from actors.gateway.actor import Gateway, Stream
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
-from actors.gateway.record import CANCEL_WAIT_S, LOSSES_MAX
+from actors.gateway.record import CANCEL_WAIT_S, LOSSES_MAX, POLL_S
 from actors.runtime.testkit import Cell
 from messages.base import Address
 from messages.config import GatewayConfig, ModelConfig, Paths
-from messages.gateway import Delta, Deltas, Encoded, Failed
+from messages.gateway import Delta, Deltas, Encoded, Failed, Unknown
+from messages.scheduler import Poll
 from messages.system import Cause, Undelivered
 from messages.tokenizer import Cancel, Encode
 from messages.types import Fault, FinishReason, Problem, Usage, pack, unpack
@@ -249,7 +250,8 @@ def test_a_stream_left_unread_is_cut_and_its_generation_cancelled() -> None:
     cell.take()
     cell.advance(12.0)
     assert cut == [True]
-    assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
+    sent = [(path, message) for path, message in cell.take() if not isinstance(message, Poll)]
+    assert sent == [("tokenizer", Cancel(encode.request, 1))]
     assert failure(stream).code == "stream_cut"
 
 
@@ -504,3 +506,34 @@ def test_the_gateway_needs_no_http_library_without_a_door() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_request_that_nobody_has_any_more_is_sent_again() -> None:
+    cell = started()
+    stream, (encode,) = opened(cell)
+    cell.tell(Encoded(encode.request, 1, 3))
+    cell.tell(Deltas((delta(encode, 0),)))
+    cell.take()
+    for _ in range(2):  # an answer may cross with the request's end, two can not
+        cell.advance(POLL_S + 1.5)
+        polls = [message for _, message in cell.take() if isinstance(message, Poll)]
+        assert [poll.rows for poll in polls] == [((encode.request, 1),)]
+        cell.tell(Unknown(((encode.request, 1),)))
+    cell.advance(1.0)
+    again = [message for _, message in cell.take() if isinstance(message, Encode)]
+    assert [(e.attempt, len(e.emitted) // 4) for e in again] == [(2, 1)]
+    stream.close()
+
+
+def test_a_request_that_is_known_may_be_silent_for_long() -> None:
+    cell = started()
+    stream, (encode,) = opened(cell)
+    cell.tell(Encoded(encode.request, 1, 3))
+    cell.advance(600.0)
+    assert not [m for _, m in cell.take() if isinstance(m, Encode)]
+    cell.tell(Unknown(((encode.request, 1),)))
+    cell.tell(Deltas((delta(encode, 0),)))  # it was on its way
+    cell.tell(Unknown(((encode.request, 1),)))
+    cell.advance(1.0)
+    assert not [m for _, m in cell.take() if isinstance(m, Encode)]
+    stream.close()

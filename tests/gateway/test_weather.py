@@ -16,7 +16,8 @@ from actors.gateway.actor import Stream
 from actors.gateway.call import Call, Prompt
 from actors.gateway.errors import Refused
 from actors.runtime.testkit import Cell
-from messages.gateway import Delta, Deltas, Encoded
+from messages.gateway import Delta, Deltas, Encoded, Unknown
+from messages.scheduler import Poll
 from messages.tokenizer import Cancel, Encode
 from messages.types import Fault, FinishReason, Usage, pack, unpack
 from tests.gateway.test_actor import gateway_of, run, started
@@ -70,6 +71,12 @@ class Weather:
                 del self.running[message.request]
             end = Delta(message.request, message.attempt, 0, 0, finish=FinishReason.ABORT)
             self.cell.tell(Deltas((end,)))
+            return
+        if isinstance(message, Poll):
+            running = {(request, attempt) for request, (attempt, _) in self.running.items()}
+            unknown = tuple(row for row in message.rows if row not in running)
+            if unknown:
+                self.cell.tell(Unknown(unknown))
             return
         assert isinstance(message, Encode)
         emitted = list(unpack(message.emitted))
