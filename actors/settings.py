@@ -126,7 +126,13 @@ FLAGS: tuple[Flag, ...] = (
         "seconds a request waits for its grammar to be compiled",
     ),
     Flag("cache", "page_size", "--page-size", "tokens of one KV page"),
-    Flag("cache", "kv_tokens", "--kv-tokens", "tokens of the KV pool; 0: sized from free memory"),
+    Flag(
+        "cache",
+        "kv_tokens",
+        "--kv-tokens",
+        "tokens of the KV pool; 0: what --memory-fraction of the free memory holds, on a CPU at most"
+        " 4 GiB unless one context needs more",
+    ),
     Flag("cache", "prefix_cache", "--prefix-cache", "reuse the KV of shared prefixes"),
     Flag("cache", "eviction", "--eviction", "which cached prefix goes first"),
     Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
@@ -144,7 +150,9 @@ FLAGS: tuple[Flag, ...] = (
         "one loop, threads of one process, or processes",
         choices=PLACEMENTS,
     ),
-    Flag("runtime", "seed", "--seed", "seed of all that no request seeds; 0: another one in each run"),
+    Flag(
+        "runtime", "seed", "--seed", "seed of all that no request seeds; 0: another one in each run"
+    ),
     Flag(
         "runtime",
         "encode_always",

@@ -16,6 +16,9 @@ from kernels.memory import mapped_zeros
 from kernels.ops.base import Heads
 
 FORGET_BYTES_MAX = 256 << 20
+# A host's memory is not ours alone as a GPU's is, and a pool of many GiB would be filled, sooner or
+# later, with prefixes that no one asks for again.
+HOST_POOL_BYTES = 4 << 30
 
 
 class KvPool:
@@ -73,12 +76,19 @@ def page_bytes(layer_count: int, heads: Heads, page_size: int, dtype: torch.dtyp
 
 
 def fitting_page_count(
-    page_bytes: int, page_size: int, tokens_useful: int, memory_fraction: float, free_bytes: int
+    page_bytes: int,
+    page_size: int,
+    context_len: int,
+    slot_count: int,
+    bytes_max: int,
+    modest_bytes: int | None = None,
 ) -> int:
-    """As many pages as `memory_fraction` of the free memory holds, and no more than could ever be
-    used: `tokens_useful` is slots times context."""
-    by_memory = int(free_bytes * memory_fraction) // page_bytes
-    return max(min(by_memory, -(-tokens_useful // page_size)), 0)
+    """As many pages as `bytes_max` holds, and no more than could ever be used: a context for each
+    slot. With `modest_bytes` no more than that either, unless one context needs it."""
+    by_memory = bytes_max // page_bytes
+    if modest_bytes is not None:
+        by_memory = min(by_memory, max(modest_bytes // page_bytes, -(-context_len // page_size)))
+    return max(min(by_memory, -(-slot_count * context_len // page_size)), 0)
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -32,7 +32,13 @@ from kernels.attention.base import ATTENTION, Attention, AttentionBatch, Attenti
 from kernels.batch import Sampling, SlotOpen, StepInput, StepOutput, no_ints
 from kernels.constrain import BadGrammar, Constrainer, TokenTable, load_engine
 from kernels.cores import usable_cores
-from kernels.kv import KvPool, fitting_page_count, free_memory_bytes, page_bytes
+from kernels.kv import (
+    HOST_POOL_BYTES,
+    KvPool,
+    fitting_page_count,
+    free_memory_bytes,
+    page_bytes,
+)
 from kernels.layers.decoder import Decoder
 from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
 from kernels.models.base import MODELS, DecoderConfig
@@ -360,9 +366,10 @@ def settle_pages(
     page_count = fitting_page_count(
         each,
         options.page_size,
-        options.slot_count * context_len,
-        options.memory_fraction,
-        free_memory_bytes(device),
+        context_len,
+        options.slot_count,
+        int(free_memory_bytes(device) * options.memory_fraction),
+        HOST_POOL_BYTES if device.type == "cpu" else None,
     )
     if page_count < 1:
         raise MemoryError(f"no memory for one page of {each} bytes beside the weights")

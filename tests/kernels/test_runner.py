@@ -187,9 +187,15 @@ def test_auto_says_what_it_settled_and_why(tiny_models: dict[str, Answered]) -> 
 
 
 def test_pool_is_sized_by_memory_but_never_past_its_use() -> None:
-    assert fitting_page_count(100, 16, 1000, 0.5, 10_000) == 50
-    assert fitting_page_count(100, 16, 1000, 0.5, 10**9) == 63
-    assert fitting_page_count(100, 16, 1000, 0.5, 100) == 0
+    assert fitting_page_count(100, 16, 500, 2, 5000) == 50
+    assert fitting_page_count(100, 16, 500, 2, 10**9) == 63
+    assert fitting_page_count(100, 16, 500, 2, 50) == 0
+
+
+def test_pool_on_a_host_is_modest_but_holds_one_context_where_that_fits() -> None:
+    assert fitting_page_count(100, 16, 500, 20, 10**9, modest_bytes=5000) == 50
+    assert fitting_page_count(100, 16, 500, 20, 10**9, modest_bytes=1000) == 32
+    assert fitting_page_count(100, 16, 500, 20, 2000, modest_bytes=1000) == 20
 
 
 def test_progress_tells_layers(tiny_models: dict[str, Answered]) -> None:
