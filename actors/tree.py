@@ -13,7 +13,7 @@ from messages.config import Config, Paths
 #
 # `processes` keeps the parts that can die of device trouble (the worker) and those whose death
 # would lose the cached prefixes (scheduler and cache) apart from those that hold clients'
-# connections; the root's process supervises and does nothing else, so that it has nothing to die of.
+# connections; the root's process supervises and does nothing else: it has nothing to die of.
 PLACEMENTS: dict[str, dict[str, str]] = {
     "inline": {},
     "threads": {"scheduler": "engine", "cache": "engine", "worker": "worker"},
