@@ -261,7 +261,10 @@ def serve(arguments: argparse.Namespace) -> int:
     from actors import run
     from actors.runtime.system import run as run_program
 
-    config = settled(arguments)
+    try:
+        config = settled(arguments)
+    except run.CannotListen as error:
+        return complain(str(error))
     began_s = time.monotonic()
 
     def ready() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import signal
@@ -31,11 +32,18 @@ SHOW_EVERY_S = 0.1
 STOPPED, FAILED = 0, 1
 
 
+class CannotListen(Exception):
+    """The address is not to be had. The message names it, and says what can be done."""
+
+
 def settle(config: Config, show: Show) -> Settled:
     """Finds the model (fetching it if need be), a directory for the run's logs, and a port.
 
-    Raises: source.SourceError, the user's fault: no such model, or it is incomplete.
+    Raises: source.SourceError, the user's fault: no such model, or it is incomplete; CannotListen,
+    found before anything that takes time.
     """
+    if config.gateway.http:
+        check_address(config.gateway.host, config.gateway.port)
     found = source.locate(config.model.path, show, weights=config.model.load_format != "dummy")
     return resolve(
         config,
@@ -48,6 +56,22 @@ def settle(config: Config, show: Show) -> Settled:
             drawn_seed=secrets.randbelow(2**31 - 1) + 1,
         ),
     )
+
+
+def check_address(host: str, port: int) -> None:
+    """Raises CannotListen where the gateway could not listen now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        advice = {
+            errno.EADDRINUSE: "stop what listens there, or choose another --port",
+            errno.EACCES: "choose a --port above 1023",
+        }.get(getattr(error, "errno", 0), "choose another --host or --port")
+        raise CannotListen(f"cannot listen on {host}:{port}: {reason}; {advice}") from None
 
 
 def core_count() -> int:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors import run
 from actors.resolve import Machine, resolve
 from actors.settings import (
     FLAGS,
@@ -139,6 +140,12 @@ def literal(value: int | str) -> str:
 def machine(**changes: Any) -> Machine:
     found = Machine(core_count=2, model_path="/m", model_name="m", log_dir="/log", free_port=4711)
     return found._replace(**changes)
+
+
+def test_an_address_that_is_not_to_be_had_is_named_with_the_reason() -> None:
+    for host, port in (("127.0.0.1", 70_000), ("no host", 8000), ("192.0.2.1", 8000)):
+        with pytest.raises(run.CannotListen, match="--port"):
+            run.check_address(host, port)
 
 
 def test_resolve_settles_what_was_open_and_says_why() -> None:

@@ -116,12 +116,14 @@ def test_an_idle_server_ends_with_code_0_and_frees_its_port(serve: Callable[...,
         pass
 
 
-def test_a_port_in_use_is_said(serve: Callable[..., Server]) -> None:
+def test_a_port_in_use_is_said_before_anything_is_loaded(serve: Callable[..., Server]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = serve("--port", str(port), "--placement", "processes")
         assert server.wait() == 1
-    assert str(port) in server.said().splitlines()[-1]
+    (line,) = server.said().splitlines()
+    assert f"127.0.0.1:{port}" in line
+    assert "--port" in line
 
 
 # A model that is not whole
