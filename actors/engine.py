@@ -302,9 +302,17 @@ class Engine:
             raise RuntimeError("the engine is not started: use `with Engine() as engine`")
         return self._loop
 
+    def _loop_for(self, work: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:
+        """The tree's loop; without one, `work` is put away unstarted."""
+        try:
+            return self._running()
+        except RuntimeError:
+            work.close()
+            raise
+
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on the tree's loop and waits; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._running())
+        future = asyncio.run_coroutine_threadsafe(work, self._loop_for(work))
         try:
             return future.result()
         finally:
@@ -312,7 +320,7 @@ class Engine:
 
     async def _bring(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on the tree's loop, whichever this one is."""
-        loop = self._running()
+        loop = self._loop_for(work)
         if asyncio.get_running_loop() is loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
