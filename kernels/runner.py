@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
-from kernels.batch import Sampling, SlotOpen, StepInput, StepOutput, no_ints
+from kernels.batch import Ints, Sampling, SlotOpen, StepInput, StepOutput, no_ints
 from kernels.constrain import BadGrammar, Constrainer, TokenTable, load_engine
 from kernels.cores import usable_cores
 from kernels.kv import (
@@ -41,12 +42,16 @@ from kernels.kv import (
 )
 from kernels.layers.decoder import Decoder
 from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
+from kernels.load.dummy import DummySource
 from kernels.models.base import MODELS, DecoderConfig
 from kernels.ops.base import OPS, Ops, OpsUnavailable
 from kernels.ops.sampling import sample
 from kernels.quant.weight import BLOCK_FORMATS
 from kernels.registry import UnknownName
 from kernels.slots import FlatBatch, Slots
+
+if TYPE_CHECKING:
+    from kernels.device import DeviceSteps
 
 DTYPES = ("auto", "quantized", "bfloat16", "float16", "float32")
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -67,6 +72,8 @@ class RunnerOptions:
     threads: int = 0  # 0: as many as cores that this process may use
     memory_fraction: float = 0.5
     seed: int = 0  # of invented weights
+    graphs: bool = True  # decode steps are captured, where the device can
+    lazy_graphs: bool = False  # captured when first needed, not by `warm_up`
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,7 @@ class Runner:
         self.facts, self.options = facts, options
         self.device = kv.layers[0][0].device
         self.constrainer: Constrainer | None = None  # until the first constraint asks for one
+        self.steps = device_steps(self)
 
     @staticmethod
     def load(
@@ -108,9 +116,19 @@ class Runner:
         LoadError (the file's or the operator's fault), MemoryError if it doesn't fit."""
         return load_runner(Path(path), options or RunnerOptions(), progress)
 
+    def launch(self, step: StepInput) -> Flight:
+        """Starts a step; where the device can, without waiting for it or for the one before. Raises
+        as `execute`. Results are asked for in the order of the launches."""
+        if self.steps is None:
+            return Landed(self.execute(step))
+        flight = self.steps.launch(step)
+        return Landed(flight) if isinstance(flight, StepOutput) else flight
+
     def execute(self, step: StepInput) -> StepOutput:
         """Runs one step: applies its deltas, computes its rows, appends what was sampled. Raises
         MemoryError, with nothing appended; anything else raised is our bug."""
+        if self.steps is not None:
+            return self.launch(step).result()
         self.slots.apply(step)
         self.guide(step)
         batch = self.slots.flatten(step)
@@ -207,9 +225,10 @@ class Runner:
     def to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
-    def warm_up(self) -> None:
-        """Runs a prefill and a decode step, so that what is made at the first use is made now.
-        Call it before the first step: it writes over the pool and empties the slots."""
+    def warm_up(self, progress: Progress | None = None) -> None:
+        """Runs a prefill and a decode step, so that what is made at the first use is made now, and
+        captures graphs. Call it before the first step: it writes over the pool and empties the
+        slots."""
         room = self.kv.page_count * self.kv.page_size
         length = min(self.options.step_tokens_max, room, self.slots.context_len, 512) - 1
         if length < 1:
@@ -221,16 +240,47 @@ class Runner:
         self.execute(StepInput(slot, np.array([length], np.int32), opened=[opened]))
         self.execute(StepInput(slot, np.ones(1, np.int32)))
         self.reset()
+        if self.steps is not None and not self.options.lazy_graphs:
+            self.steps.capture(progress)
 
     def reset(self, keep_kv: bool = False) -> None:
         """Empties every slot. With `keep_kv` later steps may name pages from before as cached;
         without it nothing of the pool may be read before it is written."""
+        if self.steps is not None:
+            self.steps.reset()
         self.slots.clear()
         if self.constrainer is not None:
             self.constrainer.clear()
         if not keep_kv:
             self.kv.forget()
 
+
+class Flight(Protocol):
+    """A launched step."""
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
+    def result(self) -> StepOutput:
+        """Waits for the step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A step that ran at its launch."""
+
+    output: StepOutput
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> StepOutput:
+        return self.output
+
+
+STEP_BYTES_FIXED = 2 << 30  # workspaces of the libraries, graphs
 
 NOT_NUMBERS = "the model's output for this sequence is not a number"
 FAILED_BEFORE = "an earlier step of this sequence has failed"
@@ -241,7 +291,9 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
         raise BadConfig(f"unknown dtype {options.dtype!r}; known are: {', '.join(DTYPES)}")
     source = open_source(path, options)
     config = read_config(source)
-    device = torch.device("cpu" if options.device == "auto" else options.device)
+    device = settle_device(options)
+    if isinstance(source, DummySource):
+        source.device = device
     notes: list[str] = []
     ops, dtype = settle_ops(options, source.weight_format, device, notes)
     ops.set_threads(options.threads or usable_cores())
@@ -269,6 +321,23 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     return Runner(model, kv, slots, attention, facts, options)
 
 
+def device_steps(runner: Runner) -> DeviceSteps | None:
+    """What runs steps without waiting for them, where the operators can."""
+    if not getattr(runner.model.ops, "asynchronous", False):
+        return None
+    from kernels.device import DeviceSteps  # only now: it needs Triton
+
+    return DeviceSteps(
+        runner.model,
+        runner.kv,
+        runner.slots,
+        runner.attention,
+        runner.facts.eos_ids,
+        runner.options.step_tokens_max,
+        runner.options.graphs,
+    )
+
+
 def open_source(path: Path, options: RunnerOptions) -> WeightSource:
     name = options.load_format
     if name == "auto":
@@ -291,6 +360,16 @@ def read_config(source: WeightSource) -> DecoderConfig:
             f"unknown architecture {names[0]!r}; known are: {', '.join(MODELS.names())}"
         )
     return MODELS.get(known[0])(source.config)
+
+
+def settle_device(options: RunnerOptions) -> torch.device:
+    name = options.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise BadConfig(f"unknown device {name!r}") from None
 
 
 def settle_ops(
@@ -332,7 +411,8 @@ def settle_attention(
     notes: list[str],
 ) -> Attention:
     shape = AttentionShape(config.heads, config.heads.dim**-0.5, config.windows, dtype, device)
-    names = [options.attention] if options.attention != "auto" else [device.type, "torch"]
+    own = {"cuda": ("flashinfer", "triton")}.get(device.type, (device.type,))
+    names = [options.attention] if options.attention != "auto" else [*own, "torch"]
     for name in names:
         try:
             attention = ATTENTION.get(name)(shape)
@@ -363,14 +443,29 @@ def settle_pages(
     if options.kv_tokens:
         return -(-options.kv_tokens // options.page_size)
     each = page_bytes(config.layer_count, config.heads, options.page_size, dtype)
+    reserved = step_bytes(options, config, dtype) if device.type == "cuda" else 0
+    free = free_memory_bytes(device)
     page_count = fitting_page_count(
         each,
         options.page_size,
         context_len,
         options.slot_count,
-        int(free_memory_bytes(device) * options.memory_fraction),
+        int(max(free - reserved, 0) * options.memory_fraction),
         HOST_POOL_BYTES if device.type == "cpu" else None,
     )
     if page_count < 1:
-        raise MemoryError(f"no memory for one page of {each} bytes beside the weights")
+        raise MemoryError(
+            f"no memory for one page of {each} bytes: {free} bytes are free beside the weights, "
+            f"of which a step needs {reserved}"
+        )
     return page_count
+
+
+def step_bytes(options: RunnerOptions, config: DecoderConfig, dtype: torch.dtype) -> int:
+    """What a step needs on a device beside weights and pool, at most: activations of the largest
+    one, logits of all slots twice, the attention's workspace, graphs."""
+    heads = config.heads
+    each = 6 * config.hidden_len + 2 * heads.qkv_len + 3 * config.ffn_len
+    activations = options.step_tokens_max * each * dtype.itemsize
+    logits = 2 * 4 * options.slot_count * config.vocab_size
+    return activations + logits + STEP_BYTES_FIXED

@@ -42,6 +42,15 @@ class FlatBatch:
     sampled_slots: Ints  # [S]
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Tokens of a step that is on its way: token i goes to slots[i] at positions[i]."""
+
+    slots: Ints
+    positions: Ints
+    tenancy: Longs
+
+
 class Slots:
     """`slot_count` places for sequences of up to `context_len` tokens."""
 
@@ -57,6 +66,7 @@ class Slots:
         self.leased_count = np.zeros(slot_count, np.int32)
         self.open = np.zeros(slot_count, np.bool_)
         self.failed = np.zeros(slot_count, np.bool_)  # awaits its closing; computes nothing
+        self.tenancy = np.zeros(slot_count, np.int64)  # how many tenants a slot has had
         self.columns = SamplingColumns(slot_count)
 
     def apply(self, step: StepInput) -> None:
@@ -84,6 +94,7 @@ class Slots:
         assert leased <= self.page_table.shape[1], leased
         assert opened.cached_len <= leased * self.page_size, (opened.cached_len, leased)
         self.open[slot] = True
+        self.tenancy[slot] += 1
         self.tokens[slot, :known] = opened.tokens
         self.page_table[slot, :leased] = opened.pages
         self.known_len[slot], self.computed_len[slot] = known, opened.cached_len
@@ -146,6 +157,26 @@ class Slots:
         self.known_len[slots] += 1
         self.failed[failed] = True
 
+    def advance(self, batch: FlatBatch) -> Pending:
+        """Records that `batch` is on its way: its tokens will have KV, and each sampled slot gets a
+        token that only the device knows (`UNKNOWN`) until `record`."""
+        slots = batch.sampled_slots
+        pending = Pending(slots, self.known_len[slots].copy(), self.tenancy[slots].copy())
+        self.computed_len[batch.slots] = batch.kv_len
+        self.tokens[slots, pending.positions] = UNKNOWN
+        self.known_len[slots] += 1
+        return pending
+
+    def record(self, pending: Pending, tokens: Ints, failed: Flags) -> Flags:
+        """Fills in what `advance` left open, where the slot has its tenant still. A failed row has
+        no token. Returns the rows that had failed before, whose tokens count for nothing."""
+        slots = pending.slots
+        same = self.open[slots] & (self.tenancy[slots] == pending.tenancy)
+        before = same & self.failed[slots]
+        self.tokens[slots[same], pending.positions[same]] = tokens[same]
+        self.failed[slots[same & failed]] = True
+        return before
+
     def clear(self) -> None:
         """Empties every slot."""
         for slot in np.flatnonzero(self.open).tolist():
@@ -190,6 +221,8 @@ class SamplingColumns:
         self.bias_values: list[tuple[float, ...]] = [()] * slot_count
         # A row needs the most likely token of the bare logits and nothing else.
         self.plain = np.ones(slot_count, np.bool_)
+        # As `plain`, or a draw at a temperature from all tokens.
+        self.quick = np.ones(slot_count, np.bool_)
 
     def fill(self, slot: int, sampling: Sampling) -> None:
         self.temperature[slot] = sampling.temperature
@@ -207,15 +240,18 @@ class SamplingColumns:
         self.stop_ids[slot] = sampling.stop_ids
         self.bias_ids[slot] = tuple(token for token, _ in sampling.logit_bias)
         self.bias_values[slot] = tuple(value for _, value in sampling.logit_bias)
-        self.plain[slot] = (
-            sampling.temperature < GREEDY_BELOW
-            and sampling.presence_penalty == 0.0
+        bare = (
+            sampling.presence_penalty == 0.0
             and sampling.frequency_penalty == 0.0
             and sampling.repetition_penalty == 1.0
             and sampling.min_tokens == 0
             and sampling.logprobs is None
             and not sampling.logit_bias
         )
+        greedy = sampling.temperature < GREEDY_BELOW
+        whole = sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0
+        self.plain[slot] = bare and greedy
+        self.quick[slot] = bare and (greedy or whole)
 
     def clear(self, slot: int) -> None:
         self.fill(slot, NOTHING)
@@ -226,3 +262,4 @@ class SamplingColumns:
 
 GREEDY_BELOW = 1e-5  # a temperature that small leaves one token in float32 anyway
 NOTHING = Sampling(temperature=0.0)
+UNKNOWN = -1  # a token that the device has chosen and the host hasn't read yet

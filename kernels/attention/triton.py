@@ -21,7 +21,7 @@ from kernels.ops.base import OpsUnavailable
 
 LOG2_E = math.log2(math.e)
 BLOCK = 64  # keys of one product
-SPLIT_MIN = 128  # keys below which a row is not split further
+SPLIT_MIN = 64  # keys below which a row is not split further
 SPLITS_MAX = 64
 PROGRAMS_WANTED = 132 * 8  # programs that fill the device
 SPLITS_WIDE = 4  # also of many rows, since they are of unequal lengths

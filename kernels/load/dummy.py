@@ -34,6 +34,7 @@ class DummySource:
         self.name = directory_name(directory)
         self.eos_ids = directory_eos_ids(directory, self.config)
         self.seed = seed
+        self.device = torch.device("cpu")  # where matrices are invented; each has its own values
         self.weight_format = str(
             self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16"
         )
@@ -42,7 +43,8 @@ class DummySource:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         scale = float(self.config.get("initializer_range", 0.02))
-        values = torch.randn(shape, generator=self.generator(name)) * scale
+        generator = self.generator(name, self.device)
+        values = torch.randn(shape, generator=generator, device=self.device) * scale
         return DenseWeight(values.to(DTYPES[self.weight_format]))
 
     def vector(self, name: str, length: int) -> Tensor:
@@ -50,8 +52,8 @@ class DummySource:
             return torch.randn(length, generator=self.generator(name)) * 0.02
         return torch.ones(length)
 
-    def generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
+    def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
+        return torch.Generator(device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
     def ignore(self, name: str) -> None:
         """Nothing is stored, so nothing is surplus."""

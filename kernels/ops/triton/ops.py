@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.ops.base import Heads
+from kernels.ops.base import Filters, Heads
+from kernels.ops.draw import draw
 from kernels.ops.triton import elementwise, gemv
 from kernels.quant.weight import DenseWeight, Weight
 
@@ -43,6 +44,8 @@ def power_of_two(value: int) -> int:
 
 class TritonOps:
     """See `Ops`."""
+
+    asynchronous = True  # nothing waits for the device: `kernels.device` can run it
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -215,6 +218,9 @@ class TritonOps:
         peak, tokens = logits.max(dim=-1)
         return peak, tokens
 
+    def draw(self, logits: Tensor, rows: Tensor, filters: Filters, noise: Tensor) -> Tensor:
+        return draw(logits.index_select(0, rows), filters, noise)
+
 
 def gemv_shape(n: int, k: int, gated: bool, item_bytes: int) -> tuple[int, int, int]:
     """Output rows and keys of a program's step, and its warps. See bench/NOTES.md."""
@@ -228,7 +234,7 @@ def gemv_shape(n: int, k: int, gated: bool, item_bytes: int) -> tuple[int, int, 
 
 
 class OneRowDecoder:
-    """See `FusedForward`: a decoder on one row, two kernels an attention and four products a layer."""
+    """See `FusedForward`: one row; a layer is four products, a rotation, attention."""
 
     def __init__(self, ops: TritonOps, decoder: Any) -> None:
         self.ops, self.decoder = ops, decoder
@@ -247,7 +253,7 @@ class OneRowDecoder:
         ops, decoder = self.ops, self.decoder
         config, heads = decoder.config, decoder.config.heads
         eps = config.norm_eps
-        like = {"dtype": residual.dtype, "device": residual.device}
+        like: dict[str, Any] = {"dtype": residual.dtype, "device": residual.device}
         qkv = torch.empty((1, heads.qkv_len), **like)
         hidden = torch.empty((1, config.ffn_len), **like)
         for index, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, pools, strict=True)):

@@ -1,0 +1,156 @@
+"""This file sweeps the shapes of the one-row product: which launch reads each weight fastest.
+
+A laboratory tool for `kernels.ops.triton.ops.gemv_shape`. Each launch is timed in a captured graph
+that walks over more weights than the cache holds. `--only-compile I/N` fills Triton's cache first,
+so that many processes can share that work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from bench.report import median
+from kernels.ops.triton.gemv import gemv_kernel
+
+
+class Case(NamedTuple):
+    name: str
+    n: int
+    k: int
+    norm: bool
+    gated: bool
+    add: bool
+    wide: bool  # float32 result
+
+
+CASES = [
+    Case("8b qkv", 6144, 4096, True, False, False, False),
+    Case("8b out", 4096, 4096, False, False, True, False),
+    Case("8b gate_up", 14336, 4096, True, True, False, False),
+    Case("8b down", 4096, 14336, False, False, True, False),
+    Case("8b head", 128256, 4096, True, False, False, True),
+    Case("0.6b qkv", 4096, 1024, True, False, False, False),
+    Case("0.6b out", 1024, 2048, False, False, True, False),
+    Case("0.6b gate_up", 3072, 1024, True, True, False, False),
+    Case("0.6b down", 1024, 3072, False, False, True, False),
+    Case("0.6b head", 151936, 1024, True, False, False, True),
+]
+
+
+def launches(case: Case) -> Iterator[tuple[int, int, int]]:
+    for rows, block, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (4, 8)):
+        per_thread = rows * block * (2 if case.gated else 1) // (warps * 32)
+        if case.k % block == 0 and 16 <= per_thread <= 128:
+            yield rows, block, warps
+
+
+class Bench:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        rows = case.n * (2 if case.gated else 1)
+        copies = max(2, -(-256_000_000 // (rows * case.k * 2)))
+        self.weights = [
+            torch.randn((rows, case.k), device="cuda", dtype=torch.bfloat16)
+            for _ in range(min(copies, 24))
+        ]
+        self.x = torch.randn(case.k, device="cuda", dtype=torch.bfloat16)
+        self.gain = torch.ones(case.k, device="cuda")
+        dtype = torch.float32 if case.wide else torch.bfloat16
+        self.out = torch.zeros(case.n, device="cuda", dtype=dtype)
+
+    def launch(self, weight: torch.Tensor, shape: tuple[int, int, int], pdl: bool) -> None:
+        case, (rows, block, warps) = self.case, shape
+        gemv_kernel[(-(-case.n // rows),)](
+            weight,
+            self.x,
+            self.gain,
+            weight,
+            self.out,
+            1e-5,
+            case.n,
+            K=case.k,
+            ROWS=rows,
+            BLOCK=block,
+            NORM=case.norm,
+            GATED=case.gated,
+            ADD=case.add,
+            BIAS=False,
+            PDL=pdl,
+            num_warps=warps,
+            launch_pdl=pdl,
+        )
+
+    def library(self, weight: torch.Tensor) -> None:
+        torch.mm(self.x[None], weight.t())
+
+    def time_us(self, call: object) -> float:
+        """Of one launch, in a graph over all weights."""
+        graph = torch.cuda.CUDAGraph()
+        for weight in self.weights:
+            call(weight)  # type: ignore[operator]
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for weight in self.weights:
+                call(weight)  # type: ignore[operator]
+        times = []
+        for _ in range(12):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return 1e3 * median(times[2:]) / len(self.weights)
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench gemv", description=__doc__)
+    parser.add_argument("--only-compile", default="", help="I/N: this share of the launches")
+    parser.add_argument("--out", default="")
+    found = parser.parse_args(list(words))
+    if found.only_compile:
+        index, count = map(int, found.only_compile.split("/"))
+        work = [(case, shape) for case in CASES for shape in launches(case)]
+        benches: dict[str, Bench] = {}
+        for case, shape in work[index::count]:
+            if case.name not in benches:
+                benches.clear()
+                benches[case.name] = Bench(case)
+            bench = benches[case.name]
+            bench.launch(bench.weights[0], shape, True)
+        torch.cuda.synchronize()
+        return 0
+    results: dict[str, list[tuple[float, tuple[int, int, int]]]] = {}
+    for case in CASES:
+        bench = Bench(case)
+        times = [
+            (bench.time_us(lambda weight, s=shape, b=bench: b.launch(weight, s, True)), shape)
+            for shape in launches(case)
+        ]
+        times.sort()
+        best_us, best = times[0]
+        read = bench.weights[0].nbytes
+        library_us = bench.time_us(bench.library)
+        second = ", ".join(f"{us:.1f} {shape}" for us, shape in times[1:4])
+        print(
+            f"{case.name:<13} {best_us:7.2f} us {read / best_us / 1e6:5.2f} TB/s {best!s:<14} "
+            f"library {library_us:7.2f} us   then {second}",
+            flush=True,
+        )
+        results[case.name] = times
+        del bench
+    if found.out:
+        with open(found.out, "w", encoding="utf-8") as file:
+            json.dump(results, file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,236 @@
+"""This file measures a GPU: four loads for two model shapes with invented weights, offline.
+
+It does not know actors or HTTP (`bench.house` runs their cores); `bench serve` measures those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import gpu_workloads as loads
+from bench.house import House
+from bench.report import Report, median
+from kernels.runner import Runner, RunnerOptions
+
+ABOUT = """\
+W1 256 requests at once, in and out 100 to 1,024, T = 0.6   W2 one request, 128 in, 256 out
+W3 64 requests that share 2,048 tokens, cold and warm       W4 16 prompts of 8,192 tokens
+
+  python -m app bench gpu
+  python -m app bench gpu --model qwen3_0_6b --loads W2,W3 --json
+"""
+MODELS = {"llama31_8b": 80_000_000_000, "qwen3_0_6b": 60_000_000_000}  # bytes of KV
+CONTEXT_LEN = 8448
+RUNNING_MAX = 256
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="app bench gpu",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", action="append", choices=sorted(MODELS))
+    parser.add_argument("--loads", default="W2,W3,W4,W1")
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
+    parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--attention", default="auto")
+    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--lazy-graphs", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    found = parser.parse_args(list(words))
+    if not torch.cuda.is_available():
+        print("bench gpu: there is no CUDA device", file=sys.stderr)
+        return 2
+    ceilings = measure_ceilings()
+    report = Report(
+        "gpu",
+        as_json=found.json,
+        device=torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        copy=f"{ceilings[0] / 1e12:.2f} TB/s",
+        product=f"{ceilings[1] / 1e12:.0f} TFLOP/s",
+    )
+    for name in found.model or sorted(MODELS):
+        measure_model(name, found, report, ceilings)
+        gc.collect()
+        torch.cuda.empty_cache()
+    report.close()
+    return 0
+
+
+def measure_ceilings() -> tuple[float, float]:
+    """Bytes a second of a copy (read and written), FLOP a second of a bf16 product."""
+    size = 1 << 32
+    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    copy_s = timed(lambda: target.copy_(source), 10)
+    del source, target
+    a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
+    product_s = timed(lambda: a @ b, 20)
+    return 2 * size / copy_s, 2 * 8192**3 / product_s
+
+
+def timed(call: Callable[[], Any], count: int) -> float:
+    """Seconds of a call on the device, the median."""
+    events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    for nth in range(count + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        if nth >= 3:
+            events.append((begin, end))
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) / 1e3 for begin, end in events)
+
+
+def load_runner(name: str, found: argparse.Namespace) -> Runner:
+    path = Path(__file__).with_name("models") / name
+    config = json.loads((path / "config.json").read_text("utf-8"))
+    token_bytes = 4 * config["num_hidden_layers"] * config["num_key_value_heads"]
+    token_bytes *= config["head_dim"]
+    runner = Runner.load(
+        path,
+        RunnerOptions(
+            load_format="dummy",
+            device="cuda",
+            dtype="bfloat16",
+            context_len=CONTEXT_LEN,
+            slot_count=RUNNING_MAX,
+            step_tokens_max=max(found.budget, RUNNING_MAX),
+            kv_tokens=MODELS[name] // token_bytes,
+            page_size=found.page_size,
+            attention=found.attention,
+            graphs=not found.no_graphs,
+            lazy_graphs=found.lazy_graphs,
+        ),
+    )
+    return runner
+
+
+def measure_model(
+    name: str, found: argparse.Namespace, report: Report, ceilings: tuple[float, float]
+) -> None:
+    begin_s = time.perf_counter()
+    runner = load_runner(name, found)
+    loaded_s = time.perf_counter()
+    runner.warm_up()
+    say(
+        f"{name}: loaded in {loaded_s - begin_s:.1f} s, warm in {time.perf_counter() - loaded_s:.1f}"
+    )
+    say("  " + "; ".join(runner.facts.notes))
+
+    def house() -> House:
+        return House(runner, RUNNING_MAX, found.budget)
+
+    for load in loads.warm_ups():
+        begin_s = time.perf_counter()
+        house().run(load)
+        say(f"  warm-up {time.perf_counter() - begin_s:.2f} s")
+    gc.collect()
+    gc.freeze()
+    for wanted in found.loads.split(","):
+        for row in LOADS[wanted](house, found.repeats, runner, ceilings):
+            report.add(model=name, load=wanted, **row)
+            say(f"  {wanted} {row}")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure_w1(
+    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+) -> list[dict[str, Any]]:
+    rows = []
+    for seed in (0, 1):
+        load = loads.mixed(seed)
+        run = house().run(load, temperature=0.6)
+        rate = load.output_count / run.end_s
+        rows.append(
+            row_of(f"seed {seed}: output tok/s", rate)
+            | {"steps": run.step_count, "host_s": run.host_s}
+        )
+    return rows
+
+
+def measure_w2(
+    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+) -> list[dict[str, Any]]:
+    gaps, firsts, hosts = [], [], []
+    for nth in range(repeats + 1):
+        run = house().run(loads.single(nth, 256))
+        (arrivals,) = run.arrivals_s.values()
+        first = house().run(loads.single(nth, 1))
+        if nth > 0:
+            gaps.append(1e3 * (arrivals[255] - arrivals[0]) / 255)
+            firsts.append(1e3 * first.end_s)
+            hosts.append(run.host_s)
+    config = runner.model.config
+    read = 2 * weight_count(runner)
+    read += 2 * 2 * config.layer_count * config.heads.kv * config.heads.dim * 256
+    share = read / ceilings[0] / (median(gaps) / 1e3)
+    return [
+        row_of("inter-token ms", median(gaps), share) | {"host_s": median(hosts)},
+        row_of("first token ms", median(firsts)),
+    ]
+
+
+def measure_w3(
+    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+) -> list[dict[str, Any]]:
+    cold, warm, steps = [], [], 0
+    for _ in range(repeats):
+        fresh = house()  # an empty cache
+        run = fresh.run(loads.shared(warm=False))
+        cold.append(run.end_s)
+        steps = run.step_count
+        warm.append(fresh.run(loads.shared(warm=True)).end_s)
+    return [
+        row_of("cold s", median(cold)) | {"steps": steps},
+        row_of("warm s", median(warm)),
+    ]
+
+
+def measure_w4(
+    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+) -> list[dict[str, Any]]:
+    rates = []
+    for nth in range(2):
+        load = loads.prefill(nth)
+        run = house().run(load)
+        rates.append((load.input_count + load.output_count) / run.end_s)
+    config = runner.model.config
+    layer_weights = weight_count(runner) - config.vocab_size * config.hidden_len
+    attention = 2 * 2 * config.layer_count * config.heads.query * config.heads.dim * 8192 / 2
+    share = (2 * layer_weights + attention) * median(rates) / ceilings[1]
+    return [row_of("tok/s", median(rates), share)]
+
+
+def row_of(what: str, value: float, share: float | None = None) -> dict[str, Any]:
+    return {"what": what, "value": value, "of_limit": share}
+
+
+def weight_count(runner: Runner) -> int:
+    """Weights that a step reads: all, but the input embedding where it isn't the head too."""
+    config = runner.model.config
+    embedding = 0 if config.tied_embeddings else config.vocab_size * config.hidden_len
+    return runner.facts.parameter_count - embedding
+
+
+LOADS = {"W1": measure_w1, "W2": measure_w2, "W3": measure_w3, "W4": measure_w4}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

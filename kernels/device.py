@@ -1,0 +1,295 @@
+"""This file runs steps on a GPU without waiting for it: a step is launched while the one before
+it computes, takes its input tokens from the device, and its tokens come back by pinned memory.
+
+    launch(n) launch(n+1) .............. result(n) launch(n+2) result(n+1)
+    GPU:      [step n][step n+1][step n+2]
+
+A step in which every row decodes is the replay of a captured graph (`graphs.py`); any other is
+launched operator by operator. Rows with penalties, filters or log-probabilities are sampled by
+`kernels.ops.sampling`, which waits for the step; all others by `ops.triton.pick`, which does not.
+
+It does not know requests or who launches. Laws: steps run in order on one stream; a staging buffer
+is written again only after the step that used it has ended; `known_len` and the like advance at the
+launch, tokens are filled in at the result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.attention.base import Attention, AttentionBatch, HostRows
+from kernels.batch import Ints, StepInput, StepOutput, no_ints
+from kernels.graphs import DecodeGraphs
+from kernels.kv import KvPool
+from kernels.layers.decoder import Decoder
+from kernels.ops.sampling import sample_logprobs, sample_special, uniform
+from kernels.ops.triton.picker import Picker
+from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
+
+STAGES = 4  # steps whose buffers are kept; more than are ever in flight
+NOT_NUMBERS = "the model's output for this sequence is not a number"
+FAILED_BEFORE = "an earlier step of this sequence has failed"
+
+
+@dataclass(eq=False)
+class DeviceFlight:
+    """A launched step. `result` waits for it; flights are asked in the order of their launches, or
+    not at all."""
+
+    steps: DeviceSteps
+    pending: Pending
+    gone: Ints
+    event: torch.cuda.Event
+    landed: NDArray[np.int32]  # pinned [2, S]: tokens, failed
+    logprobs: list[Any] | None
+    output: StepOutput | None = field(default=None)
+
+    def done(self) -> bool:
+        return self.output is not None or self.event.query()
+
+    def result(self) -> StepOutput:
+        self.steps.land(self)
+        assert self.output is not None
+        return self.output
+
+    def settle(self) -> None:
+        """Waits, and records what came."""
+        self.event.synchronize()  # sleeps: it is a blocking event
+        tokens, bad = self.landed[0].copy(), self.landed[1].astype(np.bool_)
+        before = self.steps.slots.record(self.pending, tokens, bad)
+        good = ~bad & ~before
+        slots, logprobs = self.pending.slots, self.logprobs
+        if logprobs is not None:
+            logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
+        gone = np.concatenate((self.gone, slots[before]))
+        fresh = slots[bad & ~before]
+        detail = NOT_NUMBERS if len(fresh) else FAILED_BEFORE if len(gone) else ""
+        self.output = StepOutput(
+            slots[good], tokens[good], logprobs, np.concatenate((fresh, gone)), detail
+        )
+
+
+class DeviceSteps:
+    """Launches steps for one model on one device."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: KvPool,
+        slots: Slots,
+        attention: Attention,
+        eos_ids: tuple[int, ...],
+        step_tokens_max: int,
+        graphs: bool,
+    ) -> None:
+        self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
+        self.eos_ids = eos_ids
+        self.device = kv.layers[0][0].device
+        slot_count, pages_max = slots.page_table.shape
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        self.page_table = torch.zeros((slot_count, pages_max), **ints)
+        self.last_token = torch.zeros(slot_count, **ints)
+        self.picker = Picker(model.ops, model.config.vocab_size, self.last_token)
+        self.stages = [
+            torch.empty(
+                4 * step_tokens_max + slot_count * (pages_max + 16) + 64,
+                dtype=torch.int32,
+                pin_memory=True,
+            )
+            for _ in range(STAGES)
+        ]
+        self.landings = [
+            torch.empty((2, slot_count), dtype=torch.int32, pin_memory=True) for _ in range(STAGES)
+        ]
+        self.events = [torch.cuda.Event(blocking=True) for _ in range(STAGES)]
+        self.flights: deque[DeviceFlight] = deque()
+        self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
+        self.count = 0
+        self.graphs: DecodeGraphs | None = None
+        if graphs and getattr(attention, "replayable", False):
+            self.graphs = DecodeGraphs(
+                model, kv, attention, self.picker, self.page_table, slots.context_len
+            )
+
+    def launch(self, step: StepInput) -> DeviceFlight | StepOutput:
+        """Applies the step's deltas and puts it on the stream. Raises MemoryError, the step not
+        run. A step without rows is its own result."""
+        slots = self.slots
+        slots.apply(step)
+        if not slots.columns.quick[step.slots].all():
+            self.drain()  # penalties count tokens that the host may not have read yet
+        gone = step.slots[slots.failed[step.slots]]
+        batch = slots.flatten(step)
+        if not len(batch.slots):
+            return StepOutput(
+                no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE if len(gone) else ""
+            )
+        nth = self.count % STAGES
+        user = self.users[nth]
+        if user is not None:
+            self.land(user)
+        try:
+            with torch.inference_mode():
+                result, logprobs = self.compute(batch, self.stages[nth])
+                landing = self.landings[nth].view(-1)[: result.numel()].view(2, -1)
+                landing.copy_(result, non_blocking=True)
+                self.events[nth].record()
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
+        flight = DeviceFlight(
+            self, slots.advance(batch), gone, self.events[nth], landing.numpy(), logprobs
+        )
+        self.flights.append(flight)
+        self.users[nth] = flight
+        self.count += 1
+        return flight
+
+    def land(self, flight: DeviceFlight) -> None:
+        """Settles all flights up to this one, in order."""
+        while flight.output is None:
+            self.flights.popleft().settle()
+
+    def drain(self) -> None:
+        while self.flights:
+            self.flights.popleft().settle()
+
+    def capture(self, progress: Any = None) -> None:
+        if self.graphs is not None:
+            self.graphs.capture(progress)
+
+    def reset(self) -> None:
+        self.drain()
+        self.last_token.zero_()
+
+    def compute(self, batch: FlatBatch, stage: Tensor) -> tuple[Tensor, list[Any] | None]:
+        """Puts the batch on the stream: int32 [2, S] of tokens and failures, and log-probabilities
+        if any row asked."""
+        columns, rows = self.slots.columns, batch.sampled_slots
+        heat = columns.temperature[rows]
+        heat = np.where(heat < GREEDY_BELOW, 0.0, heat).astype(np.float32)
+        generated = self.slots.known_len[rows] - self.slots.prompt_len[rows]
+        noise = np.zeros(len(rows), np.float32)
+        if heat.any():
+            drawn = uniform(columns.seed[rows], generated, columns.choice[rows])
+            # Below 1 also as float32.
+            noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
+        decodes = len(batch.ids) == len(batch.slots) == len(rows)
+        if decodes and self.graphs is not None and self.graphs.fits(len(rows)):
+            logits, result = self.replay(batch, heat, noise, stage)
+        else:
+            logits, result = self.run(batch, heat, noise, stage)
+        logprobs = None
+        if not columns.quick[rows].all():
+            logprobs = self.sample_others(logits, result, rows)
+        return result, logprobs
+
+    def replay(
+        self, batch: FlatBatch, heat: NDArray[Any], noise: NDArray[Any], stage: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        assert self.graphs is not None
+        count = len(batch.slots)
+        graph = self.graphs.get(count)
+        packed = stage.numpy()[: 6 * graph.size].reshape(6, graph.size)
+        packed[:, :count] = (
+            batch.slots,
+            batch.positions,
+            batch.write_index // self.kv.page_size,
+            batch.ids,
+            heat.view(np.int32),
+            noise.view(np.int32),
+        )
+        packed[0, count:] = -1
+        packed[1:, count:] = 0
+        graph.packed.copy_(stage[: 6 * graph.size].view(6, graph.size), non_blocking=True)
+        graph.replay()
+        return graph.logits[:count], graph.result[:, :count].contiguous()
+
+    def run(
+        self, batch: FlatBatch, heat: NDArray[Any], noise: NDArray[Any], stage: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The step operator by operator."""
+        unknown = np.flatnonzero(batch.ids < 0)
+        slot_of = np.repeat(batch.slots, batch.query_len)[unknown]
+        width = batch.page_table.shape[1]
+        up = upload(
+            stage,
+            self.device,
+            np.maximum(batch.ids, 0),
+            batch.positions,
+            batch.write_index,
+            batch.query_start,
+            batch.query_len,
+            batch.kv_len,
+            batch.slots,
+            batch.sampled,
+            batch.sampled_slots,
+            heat.view(np.int32),
+            noise.view(np.int32),
+            unknown,
+            slot_of,
+            batch.page_table.reshape(-1),
+        )
+        ids, positions, write_index, start, query_len, kv_len, rows = up[:7]
+        sampled, sampled_slots, heat_there, noise_there, unknown_there, slot_there, table = up[7:]
+        ids = ids.long()
+        if len(unknown):
+            ids[unknown_there.long()] = self.last_token[slot_there.long()].long()
+        table = table.view(-1, width)
+        self.page_table[:, :width].index_copy_(0, rows.long(), table)
+        by_slot = getattr(self.attention, "by_slot", False)
+        self.attention.plan(
+            AttentionBatch(
+                page_table=self.page_table if by_slot else table,
+                query_start=start,
+                query_len=query_len,
+                kv_len=kv_len,
+                page_size=self.kv.page_size,
+                query_len_max=int(batch.query_len.max()),
+                kv_len_max=int(batch.kv_len.max()),
+                table_rows=rows if by_slot else None,
+                host=HostRows(batch.query_len, batch.kv_len, batch.page_table),
+            )
+        )
+        logits = self.model.forward(
+            ids, positions, write_index.long(), self.kv, self.attention, sampled.long()
+        )
+        result = self.picker.pick(
+            logits, heat_there.view(torch.float32), noise_there.view(torch.float32), sampled_slots
+        )
+        return logits, result
+
+    def sample_others(self, logits: Tensor, result: Tensor, rows: Ints) -> list[Any] | None:
+        """Replaces the tokens of rows that ask for more than `pick` can; waits for the step."""
+        usable = result[1].cpu().numpy() == 0
+        special = np.flatnonzero(~self.slots.columns.quick[rows] & usable)
+        if not len(special):
+            return None
+        index = torch.from_numpy(special).to(self.device)
+        tokens = sample_special(
+            logits, index, self.slots, rows[special], self.eos_ids, self.model.ops
+        )
+        result[0, index] = tokens.int()
+        there = torch.from_numpy(rows[special].astype(np.int64)).to(self.device)
+        self.last_token[there] = tokens.int()
+        return sample_logprobs(logits, self.slots.columns, rows, result[0].long(), usable)
+
+
+def upload(stage: Tensor, device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
+    """The arrays as int32 on the device, through pinned memory, in one copy. Each begins at a
+    multiple of 16 bytes, as the kernels were compiled to expect."""
+    host = stage.numpy()
+    starts, end = [], 0
+    for array in arrays:
+        starts.append(end)
+        host[end : end + len(array)] = array
+        end = -(-(end + len(array)) // 4) * 4
+    there = stage[:end].to(device, non_blocking=True)
+    return [there[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)]
