@@ -72,14 +72,12 @@ def main(words: Sequence[str]) -> int:
 
 def measure_ceilings() -> tuple[float, float]:
     """Bytes a second of a copy (read and written), FLOP a second of a bf16 product."""
-    size = 1 << 32
-    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
+    source, target = (torch.empty(1 << 32, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source.random_()
     copy_s = timed(lambda: target.copy_(source), 10)
-    del source, target
     a, b = (torch.randn((8192, 8192), device="cuda").bfloat16() for _ in range(2))
     product_s = timed(lambda: a @ b, 20)
-    return 2 * size / copy_s, 2 * 8192**3 / product_s
+    return 2 * source.nbytes / copy_s, 2 * 8192**3 / product_s
 
 
 def timed(call: Callable[[], Any], count: int) -> float:
