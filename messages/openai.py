@@ -185,6 +185,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None  # of the assistant; the template decides what of it shows
 
 
 class ChatBody(Generation, kw_only=True, frozen=True):

@@ -20,7 +20,10 @@ from actors.gateway.call import Call, Checked, Row, check_encodes, run_encodes
 from actors.gateway.errors import STATUS, Refused, unavailable
 from actors.gateway.openai import Limits
 from actors.gateway.outbox import Outbox
+from actors.gateway.reasoning.base import REASONING_PARSERS
 from actors.gateway.record import Interrupted, Ledger, Record, Stage, Verdict
+from actors.gateway.shape import Parsers
+from actors.gateway.tools.base import TOOL_PARSERS
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref, Reply
 from messages import gateway, metrics, router, tokenizer
@@ -109,6 +112,24 @@ class Open:
         self.checked: dict[int, Checked] = {}  # by prompt, while the prompts are checked
 
 
+def parsers_of(config: GatewayConfig, note: bytes) -> Parsers:
+    """By name from the settings, or by what the tokenizer has seen in the model's template. Raises
+    UnknownName for a setting that is none."""
+    dialect = msgspec.msgpack.decode(note, type=tokenizer.Dialect) if note else tokenizer.Dialect()
+    tool, reasoning = config.tool_parser, config.reasoning_parser
+    if tool == "auto":
+        tool = dialect.tool_parser
+    elif tool != "none":
+        TOOL_PARSERS.get(tool)
+    if reasoning == "auto":
+        reasoning = dialect.reasoning_parser
+    if reasoning in ("none", ""):
+        reasoning = ""
+    else:
+        REASONING_PARSERS.get(reasoning)
+    return Parsers(tool, reasoning)
+
+
 class Gateway(Actor):
     accepts = gateway.In
     private: ClassVar[Any] = Sweep | Resume
@@ -137,6 +158,7 @@ class Gateway(Actor):
             config=self.config,
             model=self.model.name or self.facts.model,
             vocab_size=self.facts.vocab_size,
+            parsers=parsers_of(self.config, context.notes.get(self.paths.tokenizer, b"")),
         )
         self.ids = context.rng("call ids")
         self.seeds = context.rng("seeds")

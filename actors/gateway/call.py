@@ -18,7 +18,7 @@ import msgspec
 from messages.base import Address
 from messages.gateway import Delta
 from messages.tokenizer import Chat, Encode
-from messages.types import Int32s, Sampling, StopRules
+from messages.types import Grammar, Int32s, Sampling, StopRules
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     add_special: bool = True
     namespace: str = ""
     priority: int = 0
+    grammar: Grammar | None = None
 
     @property
     def request_count(self) -> int:
@@ -128,4 +129,5 @@ def encode_of(
         want_prompt_ids=want_prompt_ids,
         want_prompt_text=want_prompt_text,
         forward=forward,
+        grammar=call.grammar,
     )

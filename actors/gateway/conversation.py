@@ -36,7 +36,9 @@ TEMPLATE_RESERVED = frozenset(
 )
 
 
-def read_conversation(chat: ChatBody, created_s: float) -> tuple[Chat, str]:
+def read_conversation(
+    chat: ChatBody, created_s: float, tools_json: bytes = b""
+) -> tuple[Chat, str]:
     """The conversation as the template sees it, and the text that `echo` repeats."""
     continues = bool(chat.continue_final_message)
     prompts = chat.add_generation_prompt
@@ -54,15 +56,26 @@ def read_conversation(chat: ChatBody, created_s: float) -> tuple[Chat, str]:
         if name in TEMPLATE_RESERVED or name.startswith("_"):
             raise invalid(f"`{name[:100]}` cannot be set by a request.", "chat_template_kwargs")
     messages = [read_message(message, i) for i, message in enumerate(chat.messages)]
-    kwargs = chat.chat_template_kwargs
+    kwargs = read_kwargs(chat)
     conversation = Chat(
         messages_json=msgspec.json.encode(messages),
+        tools_json=tools_json,
         template_kwargs_json=msgspec.json.encode(kwargs) if kwargs else b"",
         add_generation_prompt=not continues if prompts is None else prompts,
         continue_final_message=continues,
         created_s=created_s,
     )
     return conversation, messages[-1]["content"] if continues else ""
+
+
+def read_kwargs(chat: ChatBody) -> dict[str, Any]:
+    """What the template is given; `reasoning_effort` under the names that templates know."""
+    kwargs = dict(chat.chat_template_kwargs or {})
+    if chat.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", chat.reasoning_effort)
+        if chat.reasoning_effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    return kwargs
 
 
 def read_message(message: ChatMessage, index: int) -> dict[str, Any]:
@@ -82,6 +95,8 @@ def read_message(message: ChatMessage, index: int) -> dict[str, Any]:
         entry["name"] = message.name
     if message.tool_call_id is not None:
         entry["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        entry["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         entry["tool_calls"] = [read_tool_call(call) for call in message.tool_calls]
     return entry

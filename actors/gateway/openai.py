@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from actors.gateway.call import Call, Prompt
+from actors.gateway.constraint import read_constraint
 from actors.gateway.conversation import read_conversation
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.shape import Parsers, Shape, read_shape
 from messages.config import GatewayConfig
 from messages.openai import (
     NOT_GIVEN,
@@ -25,7 +27,7 @@ from messages.openai import (
     Generation,
     Unsupported,
 )
-from messages.types import Fault, Problem, Sampling, StopRules, pack
+from messages.types import Fault, Grammar, Problem, Sampling, StopRules, pack
 
 COMPLETION_MAX_TOKENS = 16
 # One bias entry costs the sampler a write in each step: enough for whole scripts, not for a
@@ -50,6 +52,7 @@ class Limits(NamedTuple):
     config: GatewayConfig
     model: str
     vocab_size: int
+    parsers: Parsers = Parsers()
 
 
 class Ask(NamedTuple):
@@ -62,6 +65,7 @@ class Ask(NamedTuple):
     logprobs: int | None  # alternatives for each token; None: no logprobs
     echoes: tuple[str | None, ...] | None  # with `echo`: each prompt's text, None: from its ids
     prompt_only: bool
+    shape: Shape = Shape()  # of a chat's answer
 
 
 # Reads a body of either route, given the time of its arrival (Unix) and a source of seeds.
@@ -69,7 +73,6 @@ def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: f
     """POST /v1/chat/completions. Raises Refused: the client's fault."""
     chat = decode(body, _chat_decoder)
     check_generation(chat, limits)
-    check_tools(chat)
     if not chat.messages:
         raise invalid("There must be at least one message.", "messages")
     if chat.top_logprobs is not None and not chat.logprobs:
@@ -82,14 +85,21 @@ def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: f
     if max_tokens is None:
         max_tokens = limits.config.default_max_tokens
     logprobs = (chat.top_logprobs or 0) if chat.logprobs else None
-    prompt, echo = read_conversation(chat, created_s)
+    constraint = read_constraint(chat)
+    shaped = read_shape(chat, limits.parsers, constraint, limits.config.tools_max)
+    check_constrained(chat, shaped.grammar)
+    stop = read_stop(chat, limits)
+    if shaped.shape.shows_special:
+        stop = msgspec.structs.replace(stop, skip_special=False)
+    prompt, echo = read_conversation(chat, created_s, shaped.tools_json)
     call = Call(
         prompts=(Prompt(chat=prompt),),
         choice_count=1 if chat.n is None else chat.n,
         sampling=read_sampling(chat, max_tokens, logprobs, limits, draw),
-        stop=read_stop(chat, limits),
+        stop=stop,
         namespace=read_namespace(chat),
         priority=chat.priority or 0,
+        grammar=shaped.grammar,
     )
     return Ask(
         call=call,
@@ -99,6 +109,7 @@ def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: f
         logprobs=logprobs,
         echoes=(echo,) if chat.echo else None,
         prompt_only=False,
+        shape=shaped.shape,
     )
 
 
@@ -121,6 +132,8 @@ def read_completion(
     echoes = tuple(prompt.text for prompt in prompts) if completion.echo else None
     add_special = completion.add_special_tokens
     stop = read_stop(completion, limits)
+    grammar = read_constraint(completion)
+    check_constrained(completion, grammar)
     call = Call(
         prompts=prompts,
         choice_count=1 if completion.n is None else completion.n,
@@ -131,6 +144,7 @@ def read_completion(
         add_special=True if add_special is None else add_special,
         namespace=read_namespace(completion),
         priority=completion.priority or 0,
+        grammar=grammar,
     )
     return Ask(
         call=call,
@@ -202,30 +216,18 @@ def check_unsupported(body: Unsupported) -> None:
         value = bytes(raw)
         if value in NEUTRAL or value in NEUTRAL_OF.get(name, ()):
             continue
-        if name == "response_format" and is_text_format(value):
-            continue
         if name == "chat_template":
             raise invalid("A request cannot bring its own chat template.", name)
         raise invalid(f"`{name}` is not supported.", name)
 
 
-def is_text_format(value: bytes) -> bool:
-    try:
-        return bool(msgspec.json.decode(value) == {"type": "text"})
-    except (msgspec.DecodeError, RecursionError):
-        return False
-
-
-def check_tools(chat: ChatBody) -> None:
-    """Tools may be listed as long as none is to be called."""
-    choice = bytes(chat.tool_choice)
-    has_tools = bytes(chat.tools) not in (b"", b"null", b"[]")
-    if choice == b'"none"':
+def check_constrained(body: Generation, grammar: Grammar | None) -> None:
+    """What would have a constrained answer go on behind its end."""
+    if grammar is None:
         return
-    if choice not in (b"", b"null", b'"auto"') and not has_tools:
-        raise invalid("`tool_choice` needs `tools`, and tools are not supported.", "tools")
-    if has_tools:
-        raise invalid('`tools` are not supported, other than with `tool_choice` "none".', "tools")
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(body, name):
+            raise invalid(f"`{name}` and `{grammar.param}` exclude each other.", name)
 
 
 def check_ids(

@@ -18,18 +18,25 @@ from actors.gateway.call import Checked, Row
 from actors.gateway.errors import body as error_body
 from actors.gateway.logprobs import CompletionScribe, chat_logprobs
 from actors.gateway.openai import Ask
+from actors.gateway.reading import Event, Reader
+from actors.gateway.reasoning.base import Reasoning
 from actors.gateway.sse import DONE, MARK, Template, encode, frame
-from messages.gateway import TokenLogprob
+from actors.gateway.tools.base import Arguments, Start, Text
+from messages.gateway import Delta, TokenLogprob
 from messages.openai import (
     ChatChoice,
     ChatChunk,
     ChatReply,
+    ChunkCall,
     ChunkChoice,
     ChunkDelta,
+    ChunkFunction,
     CompletionChoice,
     CompletionLogprobs,
     CompletionReply,
+    FunctionCall,
     PromptDetails,
+    ReplyCall,
     ReplyMessage,
     Usage,
 )
@@ -114,6 +121,7 @@ class ChatStream:
         self.echoes = echoes
         self.tally = Tally(ask.call.choice_count)
         self.templates: dict[int, Template] = {}
+        self.readers: dict[int, Reader] = {}  # where the text is more than text
 
     def write(self, rows: Iterable[Row]) -> bytes:
         frames: list[bytes] = []
@@ -121,7 +129,10 @@ class ChatStream:
             template = self.templates.get(index)
             if template is None:
                 template = self._begin(index, frames)
-            if self.ask.logprobs is not None and delta.logprobs:
+            reader = self.readers.get(index)
+            if reader is not None:
+                self._write_read(index, delta, reader, frames)
+            elif self.ask.logprobs is not None and delta.logprobs:
                 frames.append(
                     self._chunk(index, ChunkDelta(content=delta.text), logprobs=delta.logprobs)
                 )
@@ -129,10 +140,28 @@ class ChatStream:
                 frames.append(template.fill(delta.text))
             if delta.finish is not None:
                 self.tally.finish(index, delta.usage)
+                finish = delta.finish.value
+                if reader is not None:
+                    finish = reader.finish_reason(delta.finish)
                 frames.append(
-                    self._chunk(index, ChunkDelta(), finish=delta.finish, matched=delta.matched)
+                    self._chunk(index, ChunkDelta(), finish=finish, matched=delta.matched)
                 )
         return b"".join(frames)
+
+    def _write_read(self, index: int, delta: Delta, reader: Reader, frames: list[bytes]) -> None:
+        """Chunks of what the reader makes of the text; log probabilities go with the first."""
+        events = reader.feed(delta.text)
+        if delta.finish is not None:
+            events += reader.flush()
+        logprobs = delta.logprobs if self.ask.logprobs is not None else ()
+        if logprobs and not events:
+            frames.append(self._chunk(index, ChunkDelta(), logprobs=logprobs))
+        for event in events:
+            if isinstance(event, Text) and not logprobs:
+                frames.append(self.templates[index].fill(event.text))
+            else:
+                frames.append(self._chunk(index, delta_of(event, reader), logprobs=logprobs))
+            logprobs = ()
 
     def end(self, checked: Sequence[Checked]) -> bytes:
         if not self.ask.include_usage:
@@ -153,6 +182,8 @@ class ChatStream:
         frames.append(self._chunk(index, ChunkDelta(role="assistant", content="")))
         template = Template(self._struct(index, ChunkDelta(content=MARK)))
         self.templates[index] = template
+        if not self.ask.shape.is_plain:
+            self.readers[index] = Reader(self.ask.shape, self.head.id, index)
         echo = self.echoes[index // self.ask.call.choice_count]
         if echo:
             frames.append(template.fill(echo))
@@ -164,7 +195,7 @@ class ChatStream:
         delta: ChunkDelta,
         *,
         logprobs: Sequence[TokenLogprob] = (),
-        finish: FinishReason | None = None,
+        finish: str | None = None,
         matched: str | int | None = None,
     ) -> bytes:
         chunk = self._struct(index, delta, logprobs=logprobs, finish=finish, matched=matched)
@@ -176,14 +207,14 @@ class ChatStream:
         delta: ChunkDelta,
         *,
         logprobs: Sequence[TokenLogprob] = (),
-        finish: FinishReason | None = None,
+        finish: str | None = None,
         matched: str | int | None = None,
     ) -> ChatChunk:
         choice = ChunkChoice(
             index=index,
             delta=delta,
             logprobs=chat_logprobs(logprobs) if logprobs else None,
-            finish_reason=None if finish is None else finish.value,
+            finish_reason=finish,
             matched_stop=msgspec.UNSET if finish is None else matched,
         )
         return ChatChunk(
@@ -193,6 +224,24 @@ class ChatStream:
             choices=[choice],
             usage=None if self.ask.include_usage else msgspec.UNSET,
         )
+
+
+def delta_of(event: Event, reader: Reader) -> ChunkDelta:
+    """What one chunk adds to the answer."""
+    if isinstance(event, Text):
+        return ChunkDelta(content=event.text)
+    if isinstance(event, Reasoning):
+        return ChunkDelta(reasoning_content=event.text)
+    if isinstance(event, Start):
+        call = ChunkCall(
+            index=event.call,
+            id=reader.call_id(event.call),
+            type="function",
+            function=ChunkFunction(name=event.name, arguments=""),
+        )
+    else:
+        call = ChunkCall(index=event.call, function=ChunkFunction(arguments=event.text))
+    return ChunkDelta(tool_calls=[call])
 
 
 class CompletionStream:
@@ -330,15 +379,45 @@ class PlainWriter:
             choices=[
                 ChatChoice(
                     index=index,
-                    message=ReplyMessage(content="".join(choice.texts)),
+                    message=message,
                     logprobs=chat_logprobs(choice.logprobs) if wanted else None,
-                    finish_reason=choice.finish.value,
+                    finish_reason=finish,
                     matched_stop=choice.matched,
                 )
                 for index, choice in enumerate(self.choices)
+                for message, finish in (self._message(index, choice),)
             ],
             usage=self.tally.usage(),
         )
+
+    def _message(self, index: int, choice: Gathered) -> tuple[ReplyMessage, str]:
+        """The message of one choice, and why it ended."""
+        if self.ask.shape.is_plain:
+            return ReplyMessage(content="".join(choice.texts)), choice.finish.value
+        reader = Reader(self.ask.shape, self.head.id, index)
+        echo, *texts = choice.texts
+        content, reasoning = [echo], []
+        calls: list[ReplyCall] = []
+        for event in reader.feed("".join(texts)) + reader.flush():
+            if isinstance(event, Text):
+                content.append(event.text)
+            elif isinstance(event, Reasoning):
+                reasoning.append(event.text)
+            elif isinstance(event, Start):
+                function = FunctionCall(name=event.name)
+                calls.append(ReplyCall(id=reader.call_id(event.call), function=function))
+            elif isinstance(event, Arguments):
+                function = calls[-1].function
+                arguments = function.arguments + event.text
+                whole = FunctionCall(name=function.name, arguments=arguments)
+                calls[-1] = msgspec.structs.replace(calls[-1], function=whole)
+        text = "".join(content)
+        message = ReplyMessage(
+            content=None if calls and not text else text,
+            reasoning_content="".join(reasoning) if reasoning else msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
+        )
+        return message, reader.finish_reason(choice.finish)
 
     def _completion(self) -> CompletionReply:
         wanted = self.ask.logprobs

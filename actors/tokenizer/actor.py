@@ -17,6 +17,8 @@ import msgspec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
 from actors.tokenizer.chat import BadTemplate, ChatTemplates
+from actors.tokenizer.dialect import dialect_of
+from actors.tokenizer.grammar import check_grammar
 from actors.tokenizer.prompt import Refused, check_chars, check_ids, check_sampling, refuse, settle
 from actors.vocab.vocab import Vocab
 from messages import gateway, router, scheduler, tokenizer
@@ -81,7 +83,7 @@ class Tokenizer(Actor):
         self.router: Ref[router.In] = self.context.peer(self.paths.router)
         self.facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
         self.core = await self.context.in_thread(self.load)
-        return b""
+        return msgspec.msgpack.encode(dialect_of(self.core.templates.sources))
 
     def load(self) -> Core:
         vocab = Vocab.load(self.model.path)
@@ -240,6 +242,8 @@ class Core:
         param = "prompt" if message.chat is None else "messages"
         context_len = self.facts.context_len
         check_sampling(message.sampling, self.facts.vocab_size)
+        if message.grammar is not None:
+            check_grammar(message.grammar)
         if message.ids is not None:
             ids = list(unpack(message.ids))
         elif message.text is not None:
@@ -268,6 +272,7 @@ def read_template(path: Path) -> str:
 
 def byte_count_of(message: Encode) -> int:
     """About how much memory the prompt holds while it waits."""
+    grammar_bytes = 0 if message.grammar is None else len(message.grammar.text)
     if message.chat is not None:
-        return len(message.chat.messages_json) + len(message.chat.tools_json)
-    return len(message.text or "") + len(message.ids or b"")
+        return grammar_bytes + len(message.chat.messages_json) + len(message.chat.tools_json)
+    return grammar_bytes + len(message.text or "") + len(message.ids or b"")

@@ -36,6 +36,7 @@ class ReasoningFormat(NamedTuple):
     """An entry of the registry."""
 
     make: Callable[[], ReasoningParser]
+    begin: str = ""  # what begins the reasoning, where the answer writes it itself
     end: str = ""  # what ends the reasoning: a constraint of the answer begins after it
     shows_special: bool = False  # its markers are special tokens: they must be left in the text
     # The answer begins inside of it, since the template has written the beginning.

@@ -71,7 +71,7 @@ class Think:
             self._blank = ""
 
 
-REASONING_PARSERS.register("think", "qwen3")(ReasoningFormat(Think, end=END))
+REASONING_PARSERS.register("think", "qwen3")(ReasoningFormat(Think, begin=BEGIN, end=END))
 REASONING_PARSERS.register("deepseek-r1", "qwen3-thinking")(
     ReasoningFormat(lambda: Think(is_open=True), end=END, is_open=True)
 )

@@ -1,0 +1,136 @@
+"""This file reads what the text of an answer must be: the fields of three dialects, one `Grammar`.
+
+It does not know grammars' engines, nor whether a schema makes sense: the tokenizer looks at its
+form, the worker compiles it. Law: a body has one constraint at most; a refusal names the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from actors.gateway.errors import Refused, invalid
+from messages.openai import (
+    NOT_GIVEN,
+    Constraints,
+    ResponseFormat,
+    StructuredOutputs,
+)
+from messages.types import Grammar
+
+S = TypeVar("S")
+ANY_OBJECT = {"type": "object"}
+
+
+def read_constraint(body: Constraints) -> Grammar | None:
+    """Raises Refused, also where two fields ask for something."""
+    found: list[Grammar] = []
+    for name in Constraints.__struct_fields__:
+        value = getattr(body, name)
+        if value is None or (isinstance(value, msgspec.Raw) and is_neutral(value)):
+            continue
+        grammar = read_field(name, value)
+        if grammar is not None:
+            found.append(grammar)
+    if len(found) > 1:
+        names = " and ".join(f"`{grammar.param}`" for grammar in found[:2])
+        raise invalid(f"{names} exclude each other.", found[1].param)
+    return found[0] if found else None
+
+
+def is_neutral(raw: msgspec.Raw) -> bool:
+    return raw is NOT_GIVEN or bytes(raw) in (b"", b"null")
+
+
+def read_field(name: str, value: Any) -> Grammar | None:
+    """None: the field asks for nothing."""
+    match name:
+        case "response_format":
+            return read_format(decode_raw(value, ResponseFormat, name))
+        case "json_schema" | "guided_json":
+            return schema(decode_raw(value, object, name), name)
+        case "structured_outputs":
+            return read_structured(decode_raw(value, StructuredOutputs, name))
+        case "regex" | "guided_regex":
+            return Grammar("regex", value, param=name)
+        case "ebnf" | "guided_grammar":
+            return Grammar("ebnf", value, param=name)
+        case "guided_choice":
+            return choice(value, name)
+    return None  # a field of `Unsupported`, which has been looked at already
+
+
+def read_format(form: ResponseFormat) -> Grammar | None:
+    if form.type == "text":
+        return None
+    if form.type == "json_object":
+        return schema(ANY_OBJECT, "response_format")
+    if form.json_schema is None:
+        raise invalid(
+            "A response format of type `json_schema` needs its `json_schema`.",
+            "response_format.json_schema",
+        )
+    return schema(form.json_schema.schema, "response_format")
+
+
+def read_structured(form: StructuredOutputs) -> Grammar | None:
+    where = "structured_outputs"
+    given = [name for name in form.__struct_fields__ if getattr(form, name) not in (None, False)]
+    if len(given) != 1:
+        if not given:
+            return None
+        raise invalid("`structured_outputs` may have one constraint only.", where)
+    value = getattr(form, given[0])
+    match given[0]:
+        case "json":
+            return schema(value, where)
+        case "json_object":
+            return schema(ANY_OBJECT, where)
+        case "regex":
+            return Grammar("regex", value, param=where)
+        case "choice":
+            return choice(value, where)
+    return Grammar("ebnf", value, param=where)
+
+
+def schema(value: Any, param: str) -> Grammar:
+    """A schema, or the text of one."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise invalid(f"`{param}` has a schema that is not JSON.", param) from None
+    if not isinstance(value, dict | bool):
+        raise invalid(f"`{param}` needs a schema that is an object.", param)
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:
+        raise invalid(f"`{param}` is nested too deeply.", param) from None
+    return Grammar("json_schema", text, param=param)
+
+
+def choice(options: list[str], param: str) -> Grammar:
+    if not options or "" in options:
+        raise invalid(f"`{param}` needs at least one text, and none that is empty.", param)
+    return Grammar("choice", msgspec.json.encode(options).decode(), param=param)
+
+
+def decode_raw(raw: msgspec.Raw, kind: type[S], param: str) -> S:
+    """The typed value of a field that was left undecoded. Raises Refused."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        decode_raw_refuse(str(error), param)
+    except RecursionError:
+        raise invalid(f"`{param}` is nested too deeply.", param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"`{param}` is not valid JSON: {error}.", param) from None
+
+
+def decode_raw_refuse(text: str, param: str) -> NoReturn:
+    """Puts the path within the field behind the field's own name."""
+    reason, _, where = text.partition(" - at `")
+    path = where.rstrip("`").removeprefix("$").replace("[...]", "")
+    reason = reason.replace("`", "").replace(" | null", "")
+    raise Refused(invalid(f"`{param}{path}` is wrong: {reason}.", f"{param}{path}").problem)

@@ -1,0 +1,339 @@
+"""Tools, reasoning and constraints: what is asked of a chat, and how its answer is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.gateway.actor import parsers_of
+from actors.gateway.call import Row
+from actors.gateway.errors import Refused
+from actors.gateway.openai import Ask, Limits, read_chat, read_completion
+from actors.gateway.replies import Head, plain_writer, stream_writer
+from actors.gateway.shape import Parsers
+from kernels.registry import UnknownName
+from messages.config import GatewayConfig
+from messages.gateway import Delta, TokenLogprob
+from messages.tokenizer import Dialect
+from messages.types import Fault, FinishReason, Grammar, Usage, pack
+
+HERMES = Parsers("hermes", "think")
+HEAD = Head("chatcmpl-x", 1, "M")
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "parameters": ADD, "strict": True}},
+    {"type": "function", "function": {"name": "now", "description": "the time"}},
+]
+NAMED = {"type": "function", "function": {"name": "add"}}
+OBJ = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+
+def chat(parsers: Parsers = HERMES, **fields: Any) -> Ask:
+    body = {"model": "M", "messages": [{"role": "user", "content": "hi"}], **fields}
+    limits = Limits(GatewayConfig(), "M", 100, parsers)
+    return read_chat(msgspec.json.encode(body), limits, lambda: 7)
+
+
+def completion(**fields: Any) -> Ask:
+    body = {"model": "M", "prompt": "hi", **fields}
+    return read_completion(msgspec.json.encode(body), Limits(GatewayConfig(), "M", 100), lambda: 7)
+
+
+def param_of(read: Any, **fields: Any) -> str | None:
+    with pytest.raises(Refused) as caught:
+        read(**fields)
+    assert caught.value.problem.fault is Fault.INVALID
+    return caught.value.problem.param
+
+
+def rows_of(
+    chunks: Sequence[str], finish: FinishReason = FinishReason.STOP, *, logprobs: bool = False
+) -> list[Row]:
+    rows = []
+    for index, text in enumerate(chunks):
+        is_end = index == len(chunks) - 1
+        delta = Delta(
+            "r",
+            1,
+            index,
+            1,
+            text,
+            pack([index]),
+            (TokenLogprob(text.encode(), index, -1.0),) if logprobs else (),
+            finish if is_end else None,
+            usage=Usage(3, len(chunks)) if is_end else None,
+        )
+        rows.append(Row(0, delta))
+    return rows
+
+
+def plain(ask: Ask, text: str, finish: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+    writer = plain_writer(ask, HEAD, ())
+    writer.add(rows_of([text], finish))
+    choice: dict[str, Any] = json.loads(writer.body(()))["choices"][0]
+    return choice
+
+
+def streamed(ask: Ask, rows: list[Row]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The chunks put together as a client does it, and the chunks."""
+    writer = stream_writer(ask, HEAD, ())
+    data = b"".join(writer.write([row]) for row in rows) + writer.end(())
+    events = [
+        json.loads(line[6:]) for line in data.split(b"\n\n") if line[6:] and b"[DONE]" not in line
+    ]
+    message: dict[str, Any] = {}
+    finish = None
+    for event in events:
+        (choice,) = event["choices"]
+        finish = choice["finish_reason"] or finish
+        for key, value in choice["delta"].items():
+            if key != "tool_calls":
+                message[key] = message.get(key, "") + value
+                continue
+            for part in value:
+                calls = message.setdefault("tool_calls", [])
+                if "id" in part:
+                    assert part["index"] == len(calls) and part["type"] == "function"
+                    calls.append(
+                        {
+                            "id": part["id"],
+                            "type": "function",
+                            "function": {"name": part["function"]["name"], "arguments": ""},
+                        }
+                    )
+                else:
+                    assert set(part) == {"index", "function"}
+                calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+    return {"message": message, "finish_reason": finish}, events
+
+
+def same(ask: Ask, text: str, finish: FinishReason = FinishReason.STOP) -> dict[str, Any]:
+    """The plain answer, after holding the streamed one against it."""
+    whole = plain(ask, text, finish)
+    for chunks in (list(text) or [""], [text]):
+        got, _ = streamed(ask, rows_of(chunks, finish))
+        assert (got["message"].get("content") or None) == (whole["message"]["content"] or None)
+        for key in ("tool_calls", "reasoning_content"):
+            assert got["message"].get(key) == whole["message"].get(key), key
+        assert got["finish_reason"] == whole["finish_reason"]
+    return whole
+
+
+def test_calls_are_read_and_given_ids_and_the_reason_tells_of_them() -> None:
+    """B111."""
+    whole = same(chat(tools=TOOLS), f"Well.\n{CALL}\n{NOW}")
+    assert whole["message"]["content"] == "Well."
+    first, second = whole["message"]["tool_calls"]
+    assert first["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert second["function"] == {"name": "now", "arguments": "{}"}
+    assert first["id"] != second["id"] and first["id"].startswith("call_")
+    assert whole["finish_reason"] == "tool_calls"
+    assert same(chat(tools=TOOLS), CALL)["message"]["content"] is None
+
+
+def test_only_the_first_call_counts_where_calls_may_not_be_parallel() -> None:
+    whole = same(chat(tools=TOOLS, parallel_tool_calls=False), CALL + NOW)
+    assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == ["add"]
+
+
+def test_an_answer_that_is_cut_off_reads_the_same_in_both_modes() -> None:
+    """B123."""
+    ask = chat(tools=TOOLS)
+    text = f"Hm. {CALL}"
+    for end in range(len(text) + 1):
+        whole = same(ask, text[:end], FinishReason.LENGTH)
+        assert whole["finish_reason"] == "length"
+
+
+def test_required_and_named_calls_end_as_openai_has_it() -> None:
+    """B113."""
+    text = '[{"name": "add", "arguments": {"a": 1}}]'
+    required = same(chat(tools=TOOLS, tool_choice="required"), text)
+    assert required["finish_reason"] == "tool_calls"
+    assert required["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    named = same(chat(tools=TOOLS, tool_choice=NAMED), '{"a": 1}')
+    assert named["finish_reason"] == "stop"
+    assert named["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert (
+        same(chat(tools=TOOLS, tool_choice=NAMED), '{"a"', FinishReason.LENGTH)["finish_reason"]
+        == "length"
+    )
+
+
+def test_without_a_choice_of_tools_text_is_text() -> None:
+    """B117."""
+    for fields in ({"tool_choice": "none"}, {"tool_choice": "none", "tools": TOOLS}, {}):
+        whole = same(chat(**fields), CALL)
+        assert whole["message"]["content"] == CALL and "tool_calls" not in whole["message"]
+        assert whole["finish_reason"] == "stop"
+
+
+def test_reasoning_is_a_field_of_its_own() -> None:
+    text = "<think>\nhm\n</think>\n\nYes."
+    whole = same(chat(), text)
+    assert whole["message"]["reasoning_content"] == "hm" and whole["message"]["content"] == "Yes."
+    assert "reasoning_content" not in same(chat(), "Yes.")["message"]
+    assert same(chat(separate_reasoning=False), text)["message"]["content"] == text
+    hidden = same(chat(include_reasoning=False), text)["message"]
+    assert hidden["content"] == "Yes." and "reasoning_content" not in hidden
+    r1 = Parsers("", "deepseek-r1")
+    assert same(chat(r1), "hm</think>Yes.")["message"]["reasoning_content"] == "hm"
+    off = chat(r1, chat_template_kwargs={"enable_thinking": False})
+    assert same(off, "Yes.")["message"]["content"] == "Yes."
+    called = same(chat(tools=TOOLS), f"<think>{NOW}</think>{CALL}")["message"]
+    assert called["reasoning_content"] == NOW and len(called["tool_calls"]) == 1
+
+
+def test_log_probabilities_of_every_token_are_there_once() -> None:
+    ask = chat(tools=TOOLS, logprobs=True)
+    text = f"<think>a</think>b {CALL}"
+    _, events = streamed(ask, rows_of(list(text), logprobs=True))
+    tokens = [
+        row["token"]
+        for event in events
+        if event["choices"][0]["logprobs"]
+        for row in event["choices"][0]["logprobs"]["content"]
+    ]
+    assert "".join(tokens) == text
+
+
+def grammar_of(ask: Ask) -> Grammar:
+    assert ask.call.grammar is not None
+    return ask.call.grammar
+
+
+def test_tools_that_must_be_called_are_forced_by_a_grammar() -> None:
+    named = grammar_of(chat(tools=TOOLS, tool_choice=NAMED))
+    assert (named.kind, json.loads(named.text), named.param) == ("json_schema", ADD, "tools")
+    assert (named.begin, named.end) == ("<think>", "</think>")
+    schema = json.loads(grammar_of(chat(tools=TOOLS, tool_choice="required")).text)
+    assert schema["minItems"] == 1 and "maxItems" not in schema
+    names = [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]]
+    assert names == ["add", "now"] and schema["$defs"]["t0"] == ADD
+    single = chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert json.loads(grammar_of(single).text)["maxItems"] == 1
+    assert chat(tools=TOOLS).call.grammar is None
+    nested = {"$defs": {"x": {"$ref": "#"}}, "properties": {"y": {"$ref": "#/$defs/x"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
+    moved = json.loads(grammar_of(chat(tools=[tool], tool_choice="required")).text)["$defs"]["t0"]
+    assert moved["properties"]["y"]["$ref"] == "#/$defs/t0/$defs/x"
+    assert moved["$defs"]["x"]["$ref"] == "#/$defs/t0"
+
+
+def test_tools_go_to_the_template_only_where_they_may_be_called() -> None:
+    prompt = chat(tools=TOOLS).call.prompts[0].chat
+    assert prompt is not None and json.loads(prompt.tools_json) == TOOLS
+    bare = chat(tools=TOOLS, tool_choice="none").call.prompts[0].chat
+    assert bare is not None and not bare.tools_json
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "web", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": TOOLS + TOOLS}, "tools"),
+        ({"tools": TOOLS[:1] * 200}, "tools"),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
+            "tool_choice",
+        ),
+        ({"tools": TOOLS, "tool_choice": NAMED, "ignore_eos": True}, "ignore_eos"),
+        ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+    ],
+)
+def test_wrong_tools_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert param_of(chat, **fields) == param
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "o", "schema": OBJ, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+        ({"response_format": SCHEMA}, "json_schema", OBJ),
+        ({"json_schema": json.dumps(OBJ)}, "json_schema", OBJ),
+        ({"guided_json": OBJ}, "json_schema", OBJ),
+        ({"guided_choice": ["a", "b"]}, "choice", ["a", "b"]),
+        ({"structured_outputs": {"json": OBJ}}, "json_schema", OBJ),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", {"type": "object"}),
+        ({"structured_outputs": {"choice": ["a"]}}, "choice", ["a"]),
+    ],
+)
+def test_every_dialects_constraint_is_read(fields: dict[str, Any], kind: str, text: Any) -> None:
+    for ask in (chat(Parsers(), **fields), completion(**fields)):
+        grammar = grammar_of(ask)
+        assert (grammar.kind, json.loads(grammar.text)) == (kind, text)
+        assert grammar.param == next(iter(fields)) and not grammar.end
+
+
+def test_expressions_and_grammars_are_read_as_they_are() -> None:
+    for name in ("regex", "guided_regex"):
+        assert grammar_of(completion(**{name: "a+"})) == Grammar("regex", "a+", param=name)
+    for name in ("ebnf", "guided_grammar"):
+        assert grammar_of(completion(**{name: "x"})) == Grammar("ebnf", "x", param=name)
+    assert completion(structured_outputs={}).call.grammar is None
+    assert completion(response_format={"type": "text"}).call.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "not a schema"}}},
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
+            "response_format",
+        ),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"regex": "a", "ebnf": "b"}, "ebnf"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"regex": "a", "min_tokens": 2}, "min_tokens"),
+        ({"regex": 5}, "regex"),
+    ],
+)
+def test_wrong_constraints_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    """B095."""
+    assert param_of(chat, **fields) == param
+    assert param_of(completion, **fields) == param
+
+
+def test_parsers_come_from_the_settings_or_the_template() -> None:
+    note = msgspec.msgpack.encode(Dialect("hermes", "think"))
+    assert parsers_of(GatewayConfig(), note) == HERMES
+    assert parsers_of(GatewayConfig(), b"") == Parsers()
+    config = GatewayConfig(tool_parser="mistral", reasoning_parser="none")
+    assert parsers_of(config, note) == Parsers("mistral", "")
+    with pytest.raises(UnknownName):
+        parsers_of(GatewayConfig(tool_parser="nope"), note)
+
+
+def test_ids_of_mistral_are_nine_letters_and_its_special_tokens_are_seen() -> None:
+    ask = chat(Parsers("mistral"), tools=TOOLS)
+    assert not ask.call.stop.skip_special
+    (call,) = same(ask, '[TOOL_CALLS]add[ARGS]{"a": 1}')["message"]["tool_calls"]
+    assert len(call["id"]) == 9 and call["id"].isalnum()
+    assert chat(tools=TOOLS).call.stop.skip_special
