@@ -83,10 +83,12 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """`tokens[i]` was sampled for `slots[i]`. `failed` are slots whose row alone went wrong (logits
-    that are not numbers): they got no token, and `detail` says why."""
+    that are not numbers): they got no token, and `detail` says why. `refused` are those of them
+    whose constraint was too much for its engine."""
 
     slots: Ints
     tokens: Ints
     logprobs: list[TokenLogprobs | None] | None = None  # None: no row asked
     failed: Ints = field(default_factory=no_ints)
     detail: str = ""
+    refused: Ints = field(default_factory=no_ints)

@@ -88,6 +88,11 @@ class Guide:
         self.stage = "bound" if begin_id is not None or not end else "free"
         self._tail = b""
 
+    @property
+    def is_bound(self) -> bool:
+        """The next token is subject to the grammar."""
+        return self.stage == "bound" and not self.is_over
+
     def take(self, token: int, piece: bytes, is_eos: bool) -> None:
         if self.is_over:
             return
@@ -115,6 +120,7 @@ class Constrainer:
         self.engine = engine
         self.table = table
         self.guides: dict[int, Guide] = {}
+        self.broken: set[int] = set()  # slots whose constraint gave out, until they are closed
         self._eos = frozenset(table.eos_ids)
         self._by_piece = {piece: token for token, piece in enumerate(table.pieces) if piece}
         self._roots: OrderedDict[tuple[str, str], Root] = OrderedDict()
@@ -149,9 +155,11 @@ class Constrainer:
 
     def close(self, slot: int) -> None:
         self.guides.pop(slot, None)
+        self.broken.discard(slot)
 
     def clear(self) -> None:
         self.guides.clear()
+        self.broken.clear()
 
     def take(self, slots: Ints, tokens: Ints) -> None:
         """What was sampled for the slots."""
@@ -164,31 +172,27 @@ class Constrainer:
 
     def masks(self, slots: Ints) -> Masks | None:
         """What the next tokens of `slots` may be; None where none of them is constrained."""
-        if not self.guides:
+        guided = [
+            (row, self.guides[slot])
+            for row, slot in enumerate(slots.tolist())
+            if slot in self.guides
+        ]
+        bound = [(row, guide) for row, guide in guided if guide.is_bound]
+        if not bound:
             return None
-        rows: list[int] = []
-        broken: list[int] = []
-        guides: list[Guide] = []
-        for row, slot in enumerate(slots.tolist()):
-            guide = self.guides.get(slot)
-            if guide is None or guide.is_over or guide.stage == "free":
-                continue
-            if guide.matcher.is_broken:
-                broken.append(row)
-            else:
-                rows.append(row)
-                guides.append(guide)
-        if not rows and not broken:
-            return None
-        words = np.zeros((len(rows), -(-self.table.vocab_size // 32)), np.int32)
-        if rows:
-            self.engine.fill([(guide.matcher, i) for i, guide in enumerate(guides)], words)
-        for index, guide in enumerate(guides):
-            if guide.begin_id is not None:
-                words[index].view(np.uint32)[guide.begin_id // 32] |= np.uint32(
-                    1 << guide.begin_id % 32
-                )
-        return Masks(np.array(rows, np.int64), words, np.array(broken, np.int64))
+        words = np.zeros((len(bound), -(-self.table.vocab_size // 32)), np.int32)
+        pairs = [(guide.matcher, i) for i, (_, guide) in enumerate(bound)]
+        self.engine.fill([pair for pair in pairs if not pair[0].is_broken], words)
+        rows = np.array([row for row, _ in bound], np.int64)
+        whole = np.ones(len(bound), np.bool_)
+        for index, (row, guide) in enumerate(bound):
+            if guide.matcher.is_broken:  # before, or by what this mask has cost
+                whole[index] = False
+                self.broken.add(int(slots[row]))
+            elif guide.begin_id is not None:
+                word, bit = divmod(guide.begin_id, 32)
+                words[index].view(np.uint32)[word] |= np.uint32(1 << bit)
+        return Masks(rows[whole], words[whole], rows[~whole])
 
     def _move(self, guide: Guide, token: int) -> None:
         pieces = self.table.pieces

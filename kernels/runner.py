@@ -134,7 +134,10 @@ class Runner:
         batch = self.slots.flatten(step)
         gone = step.slots[self.slots.failed[step.slots]]
         if not len(batch.slots):
-            return StepOutput(no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE)
+            refused = self.refused(gone)
+            return StepOutput(
+                no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE, refused=refused
+            )
         try:
             with torch.inference_mode():
                 logits = self.forward(batch)
@@ -160,7 +163,15 @@ class Runner:
         if logprobs is not None:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
         detail = NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
-        return StepOutput(slots, tokens, logprobs, np.concatenate((failed, gone)), detail)
+        failed = np.concatenate((failed, gone))
+        return StepOutput(slots, tokens, logprobs, failed, detail, self.refused(failed))
+
+    def refused(self, failed: Ints) -> Ints:
+        """Those of the failed slots whose constraint is at fault."""
+        if self.constrainer is None or not len(failed):
+            return no_ints()
+        broken = self.constrainer.broken
+        return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Writes the batch's keys and values; logits float32 [S, vocab] of its sampled rows."""
@@ -208,6 +219,7 @@ class Runner:
                 generated = row.tokens[row.prompt_len :].tolist()
                 constrainer.open(row.slot, row.constraint, generated)
             except BadGrammar:
+                constrainer.broken.add(row.slot)
                 self.slots.failed[row.slot] = True
 
     def constrain(self, logits: Tensor, slots: Ints) -> None:

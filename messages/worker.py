@@ -59,6 +59,7 @@ class StepDone(Message, frozen=True):
     elapsed_us: int = 0
     failed: Int32s = b""
     detail: str = ""
+    refused: Int32s = b""  # those of `failed` whose constraint is at fault
 
 
 class StepFailed(Message, frozen=True):

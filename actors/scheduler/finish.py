@@ -68,3 +68,14 @@ def overloaded(waiting_count: int, retry_after_s: float) -> Problem:
 
 def not_computed() -> Problem:
     return Problem(Fault.INTERNAL, "The model could not compute this request.", code="step_failed")
+
+
+def unbounded(request: Request) -> Problem:
+    """The constraint has turned out to cost more than one may."""
+    param = request.grammar.param if request.grammar is not None else ""
+    return Problem(
+        Fault.INVALID,
+        "The constraint is too complex to be followed.",
+        param=param or None,
+        code="grammar_too_complex",
+    )

@@ -157,9 +157,11 @@ class Schedule:
         flight = self.flights.land(message)
         self.output.landed.append((message.elapsed_us / 1e6, len(flight.rows)))
         if message.failed:
-            for request in rows_of(flight, message.failed):
+            refused = set(unpack(message.refused))
+            slots = unpack(message.failed)
+            for slot, request in zip(slots, rows_of(flight, message.failed), strict=True):
                 if request is not None:
-                    self._fail(request)
+                    self._fail(request, finish.unbounded(request) if slot in refused else None)
         self._commit(flight)
         tails = self.output.rows
         count = 0
@@ -329,12 +331,13 @@ class Schedule:
         if not request.is_retiring and (request.id, request.attempt) not in self.admission.asking:
             self._acknowledge(request)
 
-    def _fail(self, request: Request) -> None:
+    def _fail(self, request: Request, problem: Problem | None = None) -> None:
         """What it has computed is void, also when it has ended meanwhile for another reason."""
         request.is_poisoned = True
         if request.state is not State.DONE:
             self._close(request)
-            self.output.end(request, FinishReason.ERROR, problem=finish.not_computed())
+            problem = problem or finish.not_computed()
+            self.output.end(request, FinishReason.ERROR, problem=problem)
 
     def _close(self, request: Request) -> None:
         """The request is done. Whoever calls this sees to its one terminal tail."""

@@ -21,6 +21,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from actors.tokenizer.prompt import Refused, check_chars, refuse
 from actors.tokenizer.sandbox import WORK, Exhausted, Raised, TemplateSandbox, Work
+from actors.tokenizer.tools import knows_tools, with_tools
 from messages.tokenizer import Chat
 from messages.types import Fault, Problem
 
@@ -71,6 +72,8 @@ class ChatTemplates:
             for message in messages:
                 if message.get("role") == "developer":
                     message["role"] = "system"
+        if not knows_tools(self.sources[name]):
+            messages = with_tools(messages, tools)
         mark = ""
         if chat.continue_final_message:
             mark = mark_last(messages, chat.messages_json)

@@ -35,6 +35,7 @@ def step_done(step: worker.Step, output: StepOutput, elapsed_us: int) -> worker.
         elapsed_us=elapsed_us,
         failed=output.failed.astype(np.int32, copy=False).tobytes(),
         detail=output.detail,
+        refused=output.refused.astype(np.int32, copy=False).tobytes(),
     )
 
 

@@ -20,7 +20,10 @@ from kernels.constrain import GRAMMARS, BadGrammar, TokenTable
 
 WHITESPACE_MAX = 8
 MESSAGE_CHARS_MAX = 300
-LIMITS = {"verbose_errors": False}
+PROBES = 2  # masks tried when a grammar is compiled
+# What one mask may cost. Beyond it the constraint is refused: about 500 optional properties of one
+# object, and a few hundredths of a second.
+LIMITS = {"verbose_errors": False, "max_items_in_row": 2000, "step_max_items": 50_000}
 BLANKS = r"[\x20\x0A\x0D\x09]"
 JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
 
@@ -61,14 +64,23 @@ class Llguidance:
         grammar = source_of(kind, text)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         self.check(matcher)
-        # The first mask shows whether anything satisfies it at all.
-        probe = matcher.deep_copy()
-        mask = np.frombuffer(probe.compute_bitmask(), np.uint8)
-        if probe.is_error() and "NoExtension" not in probe.get_error():
-            self.check(probe)
-        if probe.is_error() or not mask.any():
-            raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
+        self.probe(matcher.deep_copy())
         return Root(matcher)
+
+    def probe(self, matcher: LLMatcher) -> None:
+        """The first masks show whether any text matches, and what a mask costs."""
+        for nth in range(PROBES):
+            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error() and "NoExtension" not in matcher.get_error():
+                self.check(matcher)
+            if matcher.is_error() or not mask.any():
+                if nth and matcher.is_accepting():
+                    return
+                raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            matcher.consume_token(int(allowed[0]))
+            if matcher.is_stopped() and not matcher.is_error():
+                return
 
     def check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():

@@ -236,6 +236,7 @@ BAD = [
             {"$ref": "http://127.0.0.1:9/s.json"},
             {"type": "integer", "minimum": 3, "exclusiveMaximum": 3},
             False,
+            {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}},
         )
     ],
     Constraint("json_schema", "{"),
@@ -285,6 +286,44 @@ def test_large_schemas_are_compiled_or_refused_in_bounded_work(constrainer: Cons
             continue
 
 
+class Fickle:
+    """A matcher that breaks at its third mask."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.masks = 0
+
+    def take(self, token: int) -> bool:
+        return True
+
+
+class FickleEngine:
+    def compile(self, kind: str, text: str) -> Any:
+        return self
+
+    def new(self) -> Fickle:
+        return Fickle()
+
+    def fill(self, matchers: list[tuple[Any, int]], mask: Any) -> None:
+        for matcher, index in matchers:
+            matcher.masks += 1
+            matcher.is_broken = matcher.masks == 3
+            mask[index] = -1
+
+
+def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
+    fickle = Constrainer(FickleEngine(), table())
+    fickle.open(4, Constraint("regex", "x"), [])
+    fickle.masks(ints([4]))
+    fickle.open(5, Constraint("regex", "x"), [])
+    fickle.masks(ints([5, 4]))
+    masks = fickle.masks(ints([5, 9, 4]))
+    assert masks is not None
+    assert masks.rows.tolist() == [0] and masks.broken.tolist() == [2] and fickle.broken == {4}
+    fickle.close(4)
+    assert not fickle.broken
+
+
 def test_the_seam_lists_its_engines() -> None:
     assert "llguidance" in GRAMMARS.names()
 
@@ -312,7 +351,8 @@ def test_a_runner_keeps_rows_to_their_grammars_beside_free_ones(
     ]
     length = len(known.prompts[0])
     output = runner.execute(StepInput(ints(range(4)), ints([length] * 4), opened=opened))
-    assert output.slots.tolist() == [0, 1, 2] and output.failed.tolist() == [3]
+    assert output.slots.tolist() == [0, 1, 2]
+    assert output.failed.tolist() == output.refused.tolist() == [3]
     texts: list[list[int]] = [[int(token)] for token in output.tokens]
     for _ in range(6):
         output = runner.execute(StepInput(ints(range(3)), ints([1] * 3)))
