@@ -110,10 +110,13 @@ RULES: tuple[Rule, ...] = (
         STDLIB,
         NOT_ROOMS,
     ),
-    # The one place that speaks HTTP.
-    Rule(
-        "actors/gateway/http.py",
-        ("msgspec", "starlette", "uvicorn", "messages", "actors.runtime", "actors.gateway"),
+    # The places that speak HTTP.
+    *(
+        Rule(
+            f"actors/gateway/{name}",
+            ("msgspec", "starlette", "messages", "actors.runtime", "actors.gateway"),
+        )
+        for name in ("http.py", "exchange.py", "doors/*")
     ),
     Rule("actors/gateway/site.py", ("uvicorn", "actors.gateway")),
     Rule(

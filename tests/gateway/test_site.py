@@ -123,7 +123,7 @@ async def test_headers_of_a_second_request_have_the_same_limit() -> None:
 async def test_a_body_that_does_not_come_is_refused_and_the_connection_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.gateway.http.LINGER_S", 0.05)
+    monkeypatch.setattr("actors.gateway.exchange.LINGER_S", 0.05)
     async with listening(body_timeout_s=0.05) as place:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
         status, head, body = parts(await place.exchange(head))
