@@ -125,9 +125,8 @@ def measure_model(
     runner = load_runner(name, found)
     loaded_s = time.perf_counter()
     runner.warm_up()
-    say(
-        f"{name}: loaded in {loaded_s - begin_s:.1f} s, warm in {time.perf_counter() - loaded_s:.1f}"
-    )
+    warm_s = time.perf_counter() - loaded_s
+    say(f"{name}: loaded in {loaded_s - begin_s:.1f} s, warm in {warm_s:.1f} s")
     say("  " + "; ".join(runner.facts.notes))
 
     def house() -> House:

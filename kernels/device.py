@@ -51,8 +51,9 @@ class DeviceFlight:
     logprobs: list[Any] | None
     output: StepOutput | None = field(default=None)
 
-    def done(self) -> bool:
-        return self.output is not None or self.event.query()
+    def wait(self) -> None:
+        if self.output is None:
+            self.event.synchronize()  # sleeps: it is a blocking event
 
     def result(self) -> StepOutput:
         self.steps.land(self)
@@ -160,6 +161,17 @@ class DeviceSteps:
     def drain(self) -> None:
         while self.flights:
             self.flights.popleft().settle()
+
+    def catch_up(self, slots: Ints) -> None:
+        """Takes over what a step that ran elsewhere has changed of `slots`."""
+        rows = slots[self.slots.open[slots]]
+        if not len(rows):
+            return
+        there = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        tables = torch.from_numpy(self.slots.page_table[rows]).to(self.device)
+        self.page_table.index_copy_(0, there, tables)
+        last = self.slots.tokens[rows, self.slots.known_len[rows] - 1]
+        self.last_token[there] = torch.from_numpy(last).to(self.device)
 
     def capture(self, progress: Any = None) -> None:
         if self.graphs is not None:

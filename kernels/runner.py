@@ -119,16 +119,31 @@ class Runner:
     def launch(self, step: StepInput) -> Flight:
         """Starts a step; where the device can, without waiting for it or for the one before. Raises
         as `execute`. Results are asked for in the order of the launches."""
-        if self.steps is None:
-            return Landed(self.execute(step))
-        flight = self.steps.launch(step)
+        steps = self.steps
+        if steps is None:
+            return Landed(self.execute_here(step))
+        guided = self.constrainer is not None and bool(self.constrainer.guides)
+        if guided or any(row.constraint for row in step.opened):
+            # What a row may be depends on the token before: nothing can be launched ahead.
+            steps.drain()
+            output = self.execute_here(step)
+            steps.catch_up(step.slots)
+            return Landed(output)
+        flight = steps.launch(step)
         return Landed(flight) if isinstance(flight, StepOutput) else flight
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `launch` returns before the step has run."""
+        return self.steps is not None
 
     def execute(self, step: StepInput) -> StepOutput:
         """Runs one step: applies its deltas, computes its rows, appends what was sampled. Raises
         MemoryError, with nothing appended; anything else raised is our bug."""
-        if self.steps is not None:
-            return self.launch(step).result()
+        return self.launch(step).result()
+
+    def execute_here(self, step: StepInput) -> StepOutput:
+        """`execute`, the host waiting for each step."""
         self.slots.apply(step)
         self.guide(step)
         batch = self.slots.flatten(step)
@@ -270,8 +285,9 @@ class Runner:
 class Flight(Protocol):
     """A launched step."""
 
-    def done(self) -> bool:
-        """Whether `result` would not wait."""
+    def wait(self) -> None:
+        """Sleeps until `result` would not wait. May be called by another thread than the one that
+        launches; changes nothing."""
         ...
 
     def result(self) -> StepOutput:
@@ -285,8 +301,8 @@ class Landed:
 
     output: StepOutput
 
-    def done(self) -> bool:
-        return True
+    def wait(self) -> None:
+        return
 
     def result(self) -> StepOutput:
         return self.output

@@ -1,8 +1,9 @@
 """This file is the worker: the only door from actors to `kernels`.
 
 It does not know requests, pages' owners or policies: it executes the steps that it is sent, in
-order, in one thread of its own, so that its loop answers while a forward runs. It holds no queue of
-its own beyond the credits that it grants (`Facts.credits`).
+order, in one thread of its own, so that its loop answers while a forward runs. Where the device
+computes by itself, a second thread waits for it, so that the next step is launched meanwhile. It
+holds no queue of its own beyond the credits that it grants (`Facts.credits`).
 
 Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
 empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
@@ -10,6 +11,7 @@ empties every slot, and keeps the KV, since the cache may have outlived the sche
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ import msgspec
 from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
 from actors.worker.grammar import Grammars
-from kernels.runner import Runner, RunnerOptions
+from kernels.runner import Flight, Runner, RunnerOptions
 from messages import worker
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
@@ -38,6 +40,16 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that the device is computing, or that failed behind one that it is."""
+
+    step: worker.Step
+    asker: Address
+    begin_s: float
+    flight: Flight | worker.StepFailed
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarDone:
     """A grammar that a thread is through with, and who asked for it."""
 
@@ -49,10 +61,10 @@ class Worker(Actor):
     """Executes steps on one rank."""
 
     accepts = worker.In
-    private = Executed | GrammarDone
+    private = Executed | Launched | GrammarDone
     mailbox = MailboxSpec(count_max=16)
     # Grammars are compiled beside the steps, two at once: a slow one does not stop the others.
-    offload_threads = {"forward": 1, "grammar": 2}
+    offload_threads = {"forward": 1, "device": 1, "grammar": 2}
     context: Context
 
     def __init__(
@@ -81,6 +93,7 @@ class Worker(Actor):
         )
         self.runner: Runner
         self.epoch: int | None = None
+        self.lock = threading.Lock()  # of the runner, between the two threads
 
     async def on_start(self) -> bytes:
         self.runner = await self.context.in_thread(self.load, lane="forward")
@@ -131,9 +144,16 @@ class Worker(Actor):
         asker = self.context.sender
         assert asker is not None, "a step without a sender cannot be answered"
         self.context.offload(
-            lambda: self.execute(message),
-            lambda answer: Executed(message, asker, answer),
+            lambda: self.launch(message, asker),
+            lambda done: done if isinstance(done, Launched) else Executed(message, asker, done),
             lane="forward",
+        )
+
+    def on_launched(self, message: Launched) -> None:
+        self.context.offload(
+            lambda: self.land(message),
+            lambda answer: Executed(message.step, message.asker, answer),
+            lane="device",
         )
 
     def on_compile(self, message: worker.Compile) -> None:
@@ -151,22 +171,43 @@ class Worker(Actor):
             raise message.answer
         self.context.ref(message.asker).tell(message.answer)
 
-    def execute(self, step: worker.Step) -> worker.StepDone | worker.StepFailed:
-        """Runs in the forward thread: one step from wire to wire."""
-        if step.epoch != self.epoch:
-            self.runner.reset(keep_kv=True)
-            self.epoch = step.epoch
-        self.grammars.make_ready(step.opened)
+    def launch(
+        self, step: worker.Step, asker: Address
+    ) -> worker.StepDone | worker.StepFailed | Launched:
+        """Runs in the forward thread: one step from wire to wire, or to the device."""
         begin_s = time.perf_counter()
-        try:
-            output = self.runner.execute(translate.step_input(step))
-        except MemoryError as error:
-            return worker.StepFailed(
-                epoch=step.epoch,
-                step=step.step,
-                slots=step.slots,
-                detail=f"out of memory: {error}",
-            )
+        with self.lock:
+            if step.epoch != self.epoch:
+                self.runner.reset(keep_kv=True)
+                self.epoch = step.epoch
+            self.grammars.make_ready(step.opened)
+            try:
+                flight = self.runner.launch(translate.step_input(step))
+            except MemoryError as error:
+                failed = worker.StepFailed(
+                    epoch=step.epoch,
+                    step=step.step,
+                    slots=step.slots,
+                    detail=f"out of memory: {error}",
+                )
+                if self.runner.is_asynchronous:
+                    return Launched(step, asker, begin_s, failed)  # answers keep their order
+                return failed
+            if self.runner.is_asynchronous:
+                return Launched(step, asker, begin_s, flight)
+            return self.done(step, flight, begin_s)
+
+    def land(self, launched: Launched) -> worker.StepDone | worker.StepFailed:
+        """Runs in the device's thread: waits for a step."""
+        flight = launched.flight
+        if isinstance(flight, worker.StepFailed):
+            return flight
+        flight.wait()
+        with self.lock:
+            return self.done(launched.step, flight, launched.begin_s)
+
+    def done(self, step: worker.Step, flight: Flight, begin_s: float) -> worker.StepDone:
+        output = flight.result()
         return translate.step_done(step, output, int((time.perf_counter() - begin_s) * 1e6))
 
     def on_executed(self, message: Executed) -> None:
