@@ -1,9 +1,10 @@
 """This file keeps the links of one node: which peers are up, and the control messages that wait.
 
-It does not know actors. User messages that a link refuses go back to their sender at once; control
-messages (start, stop, who is where) must not be lost while a link lives, so they wait here,
-bounded. Law: control messages to one incarnation of a peer arrive in order, or the link is
-reported lost.
+It does not know actors. User messages that a link refuses go back to their sender at once; those to
+a peer whose link is just being made wait here, bounded: the peer lives, and nobody would tell their
+sender when to try again. Control messages (start, stop, who is where) must not be lost while a link
+lives, so they wait as well. Laws: control messages to one incarnation of a peer arrive in order, or
+the link is reported lost; user messages keep their order; what waits for a peer ends with it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
 
 CONTROL_MAX = 16_384
+HELD_MAX = 4096  # as many as the window of a link takes
 
 
 class Peer:
-    __slots__ = ("incarnation", "is_up", "name", "waiting")
+    __slots__ = ("held", "incarnation", "is_up", "name", "waiting")
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name = name
         self.incarnation = incarnation
         self.is_up = False
-        self.waiting: deque[Message] = deque()
+        self.waiting: deque[Message] = deque()  # control
+        self.held: deque[tuple[Header, Message]] = deque()  # the users', until the link is up
 
 
 class Peers:
@@ -72,10 +75,15 @@ class Peers:
 
     def send(self, name: str, header: Header, body: Message) -> bool:
         peer = self._peers.get(name)
-        if peer is None or not peer.is_up:
+        if peer is None:
             return False
         assert self._transport is not None
-        return self._transport.send(name, header, body)
+        if peer.is_up and not peer.held:
+            return self._transport.send(name, header, body)
+        if len(peer.held) >= HELD_MAX:
+            return False
+        peer.held.append((header, body))
+        return True
 
     def control(self, name: str, message: Message) -> bool:
         """Sends to the peer's node itself, now or as soon as it can. False: there is no such peer,
@@ -90,7 +98,7 @@ class Peers:
     def beat(self, name: str, message: Message) -> None:
         """Sends what need not arrive: the next one says more."""
         peer = self._peers.get(name)
-        if peer is not None and not peer.waiting:
+        if peer is not None and peer.is_up and not peer.waiting:
             self.send(name, self._header(peer), message)
 
     def flush(self) -> None:
@@ -113,6 +121,10 @@ class Peers:
             if not self._transport.send(peer.name, header, peer.waiting[0]):
                 return
             peer.waiting.popleft()
+        while peer.held:
+            if not self._transport.send(peer.name, *peer.held[0]):
+                return
+            peer.held.popleft()
 
     def _header(self, peer: Peer) -> Header:
         address = Address(peer.name, "", peer.incarnation)

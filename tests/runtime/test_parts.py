@@ -23,7 +23,7 @@ from actors.runtime.codec import (
     load_factory,
 )
 from actors.runtime.crew import Crew
-from actors.runtime.directory import Change, Entry
+from actors.runtime.directory import Change, Entry, Notes
 from actors.runtime.letters import LINE_INTERVAL_S, RING_LEN, DeadLetters, Letter
 from actors.runtime.tally import SERIES_MAX, Tally
 from actors.runtime.timers import Timers
@@ -267,3 +267,21 @@ def test_streams_of_different_names_are_different_and_repeat() -> None:
     assert rng_for(1, "a", 2).random() == rng_for(1, "a", 2).random()
     assert len({rng_for(1, "a", n).random() for n in range(100)}) == 100
     assert rng_for(1, "ab", "c").random() != rng_for(1, "a", "bc").random()
+
+
+def test_the_note_of_a_peer_stays_known_while_it_is_restarted() -> None:
+    entries = {"a": Entry("a")}
+    notes = Notes(entries)
+    assert "a" not in notes
+    entries["a"].update(Known("a", "n", 1, State.STARTING))
+    assert "a" not in notes and len(notes) == 0
+    entries["a"].update(Known("a", "n", 1, State.RUNNING, note=b"one"))
+    assert notes["a"] == b"one"
+    entries["a"].update(Known("a", "n", 1, State.RESTARTING))
+    entries["a"].update(Known("a", "n", 2, State.STARTING))
+    assert notes["a"] == b"one" and list(notes) == ["a"]
+    entries["a"].update(Known("a", "n", 2, State.RUNNING, note=b"two"))
+    assert notes["a"] == b"two"
+    late = {"a": Entry("a")}  # a node that comes while it is restarted is told of the last one
+    late["a"].update(Known("a", "n", 3, State.STARTING, note=b"two"))
+    assert Notes(late)["a"] == b"two"
