@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from actors.gateway.site import Site
 
 SWEEP_S = 1.0  # how often stalls and waits are looked at, while anything is open
-RESUME_S = 0.1  # before an interrupted request is sent again, when no part is known to be down
+RESUME_S = 0.1  # how often interrupted requests are looked at, when no part is known to be down
 SCRAPE_TIMEOUT_S = 5.0
 TTFT_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -290,6 +290,8 @@ class Gateway(Actor):
                 self._interrupt_one(record)
             else:
                 self._deliver(record, delta, now_s)
+        if self.ledger.has_suspects:
+            self.on_resume(Resume())
         self._settle()
 
     def on_encoded(self, message: Encoded) -> None:
@@ -340,12 +342,15 @@ class Gateway(Actor):
         if path not in self.needed():
             return
         self.down.add(path)
+        blames = down.reason.cause is not Cause.STOPPED
         if path == self.paths.tokenizer:
-            self._interrupt(lambda record: record.stage is Stage.ENCODING)
+            self._interrupt(lambda record: record.stage is Stage.ENCODING, blames=blames)
         elif path == self.paths.router:
-            self._interrupt(lambda record: not record.token_count and not record.is_check)
+            self._interrupt(
+                lambda record: not record.token_count and not record.is_check, blames=blames
+            )
         else:
-            self._interrupt(lambda record: not record.is_check)
+            self._interrupt(lambda record: not record.is_check, blames=blames)
 
     def on_undelivered(self, notice: Undelivered) -> None:
         record = self.ledger.records.get(notice.request or "")
@@ -363,13 +368,19 @@ class Gateway(Actor):
     def on_resume(self, message: Resume) -> None:
         if self.down:
             return
-        self.context.cancel_timer("resume")
-        for record in self.ledger.parked():
+        for record in self.ledger.ready(self.context.now_s()):
             self._send(record)
+        if self.ledger.parked():
+            self.context.start_timer("resume", Resume(), after_s=RESUME_S)
+        else:
+            self.context.cancel_timer("resume")
 
     def on_sweep(self, message: Sweep) -> None:
         now_s = self.context.now_s()
-        self._drop(self.ledger.expire(now_s, self.config.recover_s))
+        late = unavailable(
+            "A part of the server was lost, and was not back in time.", code="interrupted"
+        )
+        self._drop(self.ledger.expire(now_s, self.config.recover_s), late)
         silent = () if self.down else self.ledger.silent(now_s)
         if silent:
             rows = tuple((record.request, record.attempt) for record in silent)
@@ -503,10 +514,18 @@ class Gateway(Actor):
         if self.is_draining:
             self.context.drained()
 
-    def _interrupt(self, which: Callable[[Record], bool]) -> None:
+    def _interrupt(self, which: Callable[[Record], bool], *, blames: bool = False) -> None:
         now_s = self.context.now_s()
-        result = self.ledger.interrupt(which, now_s)
-        self._drop(result)
+        result = self.ledger.interrupt(which, now_s, blames=blames)
+        for record in result.given_up:
+            self.context.log.error("parts die of a request", request=record.request)
+        message = (
+            "A part of the server failed each time that this request was running; it is not "
+            "tried again."
+        )
+        self._drop(
+            result, Problem(fault=Fault.INTERNAL, message=message, code="repeatedly_interrupted")
+        )
         if result.parked:
             self.context.count("histrio_interruptions_total", len(result.parked))
             if not self.down:
@@ -515,12 +534,11 @@ class Gateway(Actor):
     def _interrupt_one(self, record: Record) -> None:
         self._interrupt(lambda other: other is record)
 
-    def _drop(self, result: Interrupted) -> None:
+    def _drop(self, result: Interrupted, problem: Problem) -> None:
         for record in result.forgotten:
             self._count_abort(record)
         for record in result.given_up:
-            message = "A part of the server was lost while this request was running."
-            self._lose(record, unavailable(message, code="interrupted"))
+            self._lose(record, problem)
 
     def _count_abort(self, record: Record) -> None:
         if not record.is_check:

@@ -7,14 +7,17 @@ Laws. A request leaves the ledger once, by its terminal message, by giving up or
 cancelled while nothing of it is in flight; whatever comes for it later is dropped. Results of an
 older attempt are dropped. The tokens taken are [0, token_count) without a gap: what was taken is
 skipped, and what does not follow on it interrupts the request, since the link delivers at most
-once. A request of which nothing is heard is asked for, and interrupted where nobody has it. A
-request is given up after `LOSSES_MAX` losses in a row without a new token, so that one
-that kills its worker each time cannot go on for ever.
+once. A request of which nothing is heard is asked for, and interrupted where nobody has it.
+
+Blame. A part may die of a request, each time anew. Whoever was in flight at two deaths without a
+token in between is a suspect; suspects are tried again in small groups and at last alone, and the
+one that is alone when the part dies again is given up. Who gets a token is cleared.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -23,8 +26,10 @@ import msgspec
 from messages.gateway import Delta, Encoded, Failed
 from messages.tokenizer import Cancel, Encode
 
-LOSSES_MAX = 2  # in a row, without a token in between
-ATTEMPTS_MAX = 10
+LOSSES_MAX = 2  # deaths in a row, without a token in between: then a request is suspect
+# Before what nobody died of is sent again: a refusal, a gap, a request that nobody has.
+RETRY_S = 0.1
+RETRY_MAX_S = 2.0
 # A request of which nothing is heard for so long is asked for. What has no owner any more has lost
 # a message that nobody could report; twice, since an answer may cross with its end.
 POLL_S = 5.0
@@ -49,11 +54,14 @@ class Record:
         "choice",
         "emitted",
         "encode",
+        "is_suspect",
         "last_s",
-        "loss_mark",
         "losses",
         "opened_s",
+        "parked_s",
         "polled_s",
+        "ready_s",
+        "retries",
         "since_s",
         "stage",
         "token_count",
@@ -68,8 +76,11 @@ class Record:
         self.stage = Stage.PARKED
         self.token_count = 0
         self.emitted = bytearray()  # Int32s of the tokens taken
-        self.losses = 0
-        self.loss_mark = 0  # token_count at the last loss
+        self.losses = 0  # deaths that it was in flight at, since its last token
+        self.is_suspect = False
+        self.retries = 0  # other interruptions, since its last token
+        self.ready_s = now_s  # when it may be sent, if it is parked
+        self.parked_s = 0.0  # how long it has been parked before, since its last token
         self.opened_s = now_s
         self.since_s = now_s  # since when it is in its stage
         self.last_s: float | None = None  # when the last tokens came
@@ -96,7 +107,7 @@ class Interrupted(NamedTuple):
     """What a loss did. Records in `given_up` and `forgotten` have left the ledger."""
 
     parked: list[Record]
-    given_up: list[Record]  # lost too often: to be failed
+    given_up: list[Record]  # to be failed: parts die of it, or it has waited too long
     forgotten: list[Record]  # were cancelled: their terminal message will not come
 
 
@@ -106,6 +117,7 @@ class Ledger:
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.dropped_count = 0  # messages of unknown requests, older attempts, taken tokens
+        self._may_have_suspects = False  # spares the look at each record
 
     def __len__(self) -> int:
         return len(self.records)
@@ -128,6 +140,7 @@ class Ledger:
         if record.attempt:
             messages.append(Cancel(request=record.request, attempt=record.attempt))
         record.attempt += 1
+        record.parked_s += now_s - record.since_s
         record.stage, record.since_s = Stage.ENCODING, now_s
         record.polled_s, record.unknown_count = None, 0
         encode = record.encode
@@ -172,7 +185,10 @@ class Ledger:
         )
         if record.stage is Stage.ENCODING:  # it overtook `Encoded`, which comes another way
             record.stage, record.since_s = Stage.RUNNING, now_s
-        record.unknown_count = 0
+        if delta.token_count:
+            record.losses = record.retries = record.unknown_count = 0
+            record.parked_s = 0.0
+            record.is_suspect = False
         record.token_count += delta.token_count
         record.emitted += delta.token_ids
         return Verdict.TAKEN, record
@@ -191,31 +207,43 @@ class Ledger:
             return None
         was_parked = record.stage is Stage.PARKED
         record.stage, record.since_s = Stage.CANCELLED, now_s
+        record.is_suspect = False
         if was_parked:
             del self.records[record.request]
             if not record.attempt:
                 return None
         return Cancel(request=record.request, attempt=record.attempt)
 
-    def interrupt(self, which: Callable[[Record], bool], now_s: float) -> Interrupted:
-        """A part that the requests `which` picks were in is lost."""
+    def interrupt(
+        self, which: Callable[[Record], bool], now_s: float, *, blames: bool
+    ) -> Interrupted:
+        """What the requests `which` picks were doing is lost. `blames`: a part died of something,
+        and it may be one of them."""
         result = Interrupted([], [], [])
+        struck: list[Record] = []
         for record in [record for record in self if which(record)]:
-            if record.stage is Stage.PARKED:
-                continue
             if record.stage is Stage.CANCELLED:
                 del self.records[record.request]
                 result.forgotten.append(record)
-                continue
-            has_progress = record.token_count > record.loss_mark
-            record.losses = 1 if has_progress else record.losses + 1
-            record.loss_mark = record.token_count
-            if record.losses > LOSSES_MAX or record.attempt >= ATTEMPTS_MAX:
-                del self.records[record.request]
-                result.given_up.append(record)
-                continue
+            elif record.stage is not Stage.PARKED:
+                struck.append(record)
+        for record in struck:
             record.stage, record.since_s = Stage.PARKED, now_s
-            result.parked.append(record)
+            if blames:
+                record.losses += 1
+                record.ready_s = now_s
+            else:
+                record.ready_s = now_s + min(RETRY_S * 2.0**record.retries, RETRY_MAX_S)
+                record.retries += 1
+        accused = [record for record in struck if record.losses >= LOSSES_MAX] if blames else []
+        if len(accused) == 1:
+            struck.remove(accused[0])
+            del self.records[accused[0].request]
+            result.given_up.append(accused[0])
+        else:
+            for record in accused:
+                record.is_suspect = self._may_have_suspects = True
+        result.parked.extend(struck)
         return result
 
     def cancels(self) -> list[Cancel]:
@@ -250,19 +278,47 @@ class Ledger:
     def parked(self) -> list[Record]:
         return [record for record in self if record.stage is Stage.PARKED]
 
+    @property
+    def has_suspects(self) -> bool:
+        if self._may_have_suspects:
+            self._may_have_suspects = any(record.is_suspect for record in self)
+        return self._may_have_suspects
+
+    def ready(self, now_s: float) -> list[Record]:
+        """The parked requests that may be sent now; of the suspects, the next to be tried."""
+        parked = [record for record in self.parked() if record.ready_s <= now_s]
+        free = [record for record in parked if not record.is_suspect]
+        if self._is_trying():
+            return free
+        suspects = [record for record in parked if record.is_suspect]
+        if suspects:
+            # Groups first, so that many innocent ones do not wait long; then one by one, so that a
+            # part dies four times at most until the guilty one is found.
+            worst = max(record.losses for record in suspects)
+            group = [record for record in suspects if record.losses == worst]
+            count = 1 if worst > LOSSES_MAX else math.isqrt(len(group) - 1) + 1
+            free += group[:count]
+        return free
+
+    def _is_trying(self) -> bool:
+        """A suspect is in flight."""
+        return any(record.is_suspect and record.stage is not Stage.PARKED for record in self)
+
     def expire(self, now_s: float, parked_max_s: float) -> Interrupted:
         """Removes what has waited too long: parked requests are given up, cancelled ones
-        forgotten."""
+        forgotten. Suspects that wait for their turn wait for each other, not for a part."""
         result = Interrupted([], [], [])
+        is_trying = self._is_trying()
         for record in list(self):
             waited_s = now_s - record.since_s
-            if record.stage is Stage.PARKED and waited_s >= parked_max_s:
+            if record.stage is Stage.PARKED and record.is_suspect and is_trying:
+                record.since_s = now_s
+            elif record.stage is Stage.PARKED and record.parked_s + waited_s >= parked_max_s:
                 result.given_up.append(record)
+                del self.records[record.request]
             elif record.stage is Stage.CANCELLED and waited_s >= CANCEL_WAIT_S:
                 result.forgotten.append(record)
-            else:
-                continue
-            del self.records[record.request]
+                del self.records[record.request]
         return result
 
     def check(self) -> None:
@@ -271,9 +327,9 @@ class Ledger:
             where = f"{request} ({record.stage.value})"
             assert request == record.request, f"{where} is kept as {request}"
             assert len(record.emitted) == 4 * record.token_count, f"{where}: ids and count differ"
-            assert record.loss_mark <= record.token_count, f"{where}: mark is ahead"
-            assert 0 <= record.losses <= LOSSES_MAX, f"{where}: {record.losses} losses"
-            assert record.attempt <= ATTEMPTS_MAX, f"{where}: {record.attempt} attempts"
+            is_accused = record.losses >= LOSSES_MAX
+            assert is_accused or not record.is_suspect, f"{where}: suspect of {record.losses}"
+            assert record.parked_s >= 0.0, f"{where}: parked for {record.parked_s} s"
             assert record.attempt or record.stage is Stage.PARKED, f"{where} was never sent"
             if record.is_check:
                 assert not record.token_count, f"{where} has tokens, and is a check"

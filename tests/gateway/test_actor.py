@@ -359,12 +359,14 @@ def test_a_part_that_stays_lost_ends_the_call_with_a_clear_error() -> None:
 def test_a_request_that_kills_its_worker_is_not_tried_for_ever() -> None:
     cell = started()
     stream, _ = opened(cell)
-    for _ in range(LOSSES_MAX):
+    for _ in range(LOSSES_MAX - 1):
         cell.down("replica/worker")
         cell.up("replica/worker")
         assert len(encodes(cell)) == 1
     cell.down("replica/worker")
-    assert failure(stream).code == "interrupted"
+    problem = failure(stream)
+    assert problem.code == "repeatedly_interrupted"
+    assert problem.fault is Fault.INTERNAL
     cell.up("replica/worker")
     assert encodes(cell) == []
 

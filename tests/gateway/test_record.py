@@ -13,6 +13,7 @@ from actors.gateway.call import Call, Prompt, check_encodes, run_encodes
 from actors.gateway.record import (
     CANCEL_WAIT_S,
     LOSSES_MAX,
+    RETRY_MAX_S,
     Ledger,
     Record,
     Stage,
@@ -85,7 +86,7 @@ def test_a_resumed_request_is_cancelled_and_sent_with_what_was_taken() -> None:
     ledger = Ledger()
     record = opened(ledger)
     ledger.take(delta(record, 0, 7, 8), 1.0)
-    assert ledger.interrupt(lambda other: True, 2.0).parked == [record]
+    assert ledger.interrupt(everything, 2.0, blames=True).parked == [record]
     # What the lost attempt had sent before is still good, until the next attempt leaves.
     assert ledger.take(delta(record, 2, 9), 2.5)[0] is Verdict.TAKEN
     cancel, encode = ledger.send(record, 3.0)
@@ -97,14 +98,81 @@ def test_a_resumed_request_is_cancelled_and_sent_with_what_was_taken() -> None:
     assert ledger.take(delta(record, 3, 1), 4.0)[0] is Verdict.TAKEN
 
 
-def test_a_request_that_loses_again_without_progress_is_given_up() -> None:
+def everything(record: Record) -> bool:
+    return True
+
+
+def test_a_request_that_is_alone_at_two_deaths_is_given_up() -> None:
     ledger = Ledger()
     record = opened(ledger)
-    for _ in range(LOSSES_MAX):
-        assert ledger.interrupt(lambda other: True, 1.0).parked
-        ledger.send(record, 1.0)
-    assert ledger.interrupt(lambda other: True, 1.0).given_up == [record]
+    assert ledger.interrupt(everything, 1.0, blames=True).parked == [record]
+    ledger.send(record, 1.0)
+    assert ledger.interrupt(everything, 1.0, blames=True).given_up == [record]
     assert len(ledger) == 0
+
+
+def test_what_nobody_died_of_is_tried_again_after_a_growing_while() -> None:
+    ledger = Ledger()
+    record = opened(ledger)
+    now_s, waits_s = 1.0, []
+    for _ in range(8):
+        assert not ledger.interrupt(everything, now_s, blames=False).given_up
+        assert not ledger.ready(now_s)
+        waits_s.append(record.ready_s - now_s)
+        now_s = record.ready_s
+        assert ledger.ready(now_s) == [record]
+        ledger.send(record, now_s)
+    assert waits_s == sorted(waits_s) and waits_s[-1] == RETRY_MAX_S
+    assert record.losses == 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 17, 60])
+@pytest.mark.parametrize("place", [0, -1])
+def test_the_request_that_parts_die_of_is_found_and_no_other_blamed(count: int, place: int) -> None:
+    ledger = Ledger()
+    records = [opened(ledger, f"c{i}") for i in range(count)]
+    guilty = records[place]
+    given_up: list[Record] = []
+    deaths = rounds = 0
+    now_s = 1.0
+    while guilty.request in ledger.records or ledger.has_suspects:
+        rounds += 1
+        assert rounds < 100
+        flying = [r for r in records if r.stage is not Stage.PARKED]
+        if guilty in flying and guilty.request in ledger.records:
+            deaths += 1
+            given_up += ledger.interrupt(everything, now_s, blames=True).given_up
+        else:
+            for record in flying:
+                if record.request in ledger.records:
+                    ledger.take(delta(record, record.token_count, 5), now_s)
+        for record in ledger.ready(now_s):
+            ledger.send(record, now_s)
+        ledger.check()
+        now_s += 1.0
+        assert not ledger.expire(now_s, 5.0).given_up  # those that wait their turn are not late
+    assert given_up == [guilty]
+    assert deaths <= 4
+    assert len(ledger) == count - 1
+
+
+def test_the_suspects_of_two_accidents_are_cleared_by_their_next_token() -> None:
+    ledger = Ledger()
+    records = [opened(ledger, f"c{i}") for i in range(9)]
+    for _ in range(2):
+        ledger.interrupt(everything, 1.0, blames=True)
+        tried = ledger.ready(1.0)
+        for record in tried:
+            ledger.send(record, 1.0)
+    assert [record.is_suspect for record in records] == [True] * 9
+    assert tried == records[:3]  # a group
+    assert not ledger.ready(1.0)
+    for record in tried:
+        ledger.take(delta(record, 0, 5), 1.0)
+    assert not any(record.is_suspect for record in tried)
+    new = opened(ledger, "new")
+    assert new.stage is not Stage.PARKED
+    assert ledger.ready(1.0) == records[3:6]
 
 
 def test_progress_forgives_losses() -> None:
@@ -112,7 +180,7 @@ def test_progress_forgives_losses() -> None:
     record = opened(ledger)
     for token in range(LOSSES_MAX + 3):
         ledger.take(delta(record, token, token), 1.0)
-        assert ledger.interrupt(lambda other: True, 1.0).parked == [record]
+        assert ledger.interrupt(everything, 1.0, blames=True).parked == [record]
         ledger.send(record, 1.0)
 
 
@@ -120,7 +188,7 @@ def test_several_parts_lost_at_once_are_one_loss() -> None:
     ledger = Ledger()
     record = opened(ledger)
     for _ in range(5):
-        ledger.interrupt(lambda other: True, 1.0)
+        ledger.interrupt(everything, 1.0, blames=True)
     assert record.losses == 1
 
 
@@ -139,7 +207,7 @@ def test_a_cancelled_request_is_forgotten_with_its_part_or_after_a_time() -> Non
     ledger = Ledger()
     record = opened(ledger)
     ledger.cancel(record, 1.0)
-    assert ledger.interrupt(lambda other: True, 2.0).forgotten == [record]
+    assert ledger.interrupt(everything, 2.0, blames=True).forgotten == [record]
     record = opened(ledger)
     ledger.cancel(record, 1.0)
     assert not ledger.expire(CANCEL_WAIT_S, 5.0).forgotten
@@ -154,7 +222,7 @@ def test_cancelling_a_parked_request_ends_it_at_once() -> None:
     ledger.add(record)
     assert ledger.cancel(record, 0.0) is None  # it was never sent
     record = opened(ledger)
-    ledger.interrupt(lambda other: True, 1.0)
+    ledger.interrupt(everything, 1.0, blames=True)
     assert ledger.cancel(record, 1.0) == Cancel(record.request, 1)  # what is left of attempt 1
     assert len(ledger) == 0
 
@@ -162,7 +230,7 @@ def test_cancelling_a_parked_request_ends_it_at_once() -> None:
 def test_a_parked_request_is_given_up_after_a_time() -> None:
     ledger = Ledger()
     record = opened(ledger)
-    ledger.interrupt(lambda other: True, 2.0)
+    ledger.interrupt(everything, 2.0, blames=True)
     assert not ledger.expire(6.9, 5.0).given_up
     assert ledger.expire(7.0, 5.0).given_up == [record]
 
@@ -280,17 +348,17 @@ class LedgerAgainstModel(RuleBasedStateMachine):
         if was_open and record.request not in self.ledger.records:
             self.left(record)
 
-    @rule(is_all=st.booleans())
-    def lose(self, is_all: bool) -> None:
+    @rule(is_all=st.booleans(), blames=st.booleans())
+    def lose(self, is_all: bool, blames: bool) -> None:
         result = self.ledger.interrupt(
-            lambda record: is_all or record.stage is Stage.ENCODING, self.now_s
+            lambda record: is_all or record.stage is Stage.ENCODING, self.now_s, blames=blames
         )
         for record in [*result.given_up, *result.forgotten]:
             self.left(record)
 
     @rule()
     def resume(self) -> None:
-        for record in self.ledger.parked():
+        for record in self.ledger.ready(self.now_s):
             encode = self.ledger.send(record, self.now_s)[-1]
             assert isinstance(encode, Encode)
             assert list(unpack(encode.emitted)) == self.taken[record.request]
