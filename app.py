@@ -33,6 +33,7 @@ Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervi
   python -m app generate "Once upon"  complete a prompt, or a file of them
   python -m app logs -f               follow what every process of the server says
   python -m app bench serve           measure a server
+  python -m app simulate              try whole deployments with faults, on a virtual clock
   python -m app doctor                check this machine
 """
 
@@ -106,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"] and words[1:2] not in ([], ["-h"], ["--help"]):
         return bench(words[1], words[2:])  # its flags are its own
+    if words[:1] == ["simulate"]:
+        return simulate(words[1:])  # so are these
     arguments = parser().parse_args(words)
     from actors.settings import SettingsError
     from actors.source import SourceError
@@ -174,6 +177,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--log-dir", default="", metavar="DIR", help="where the runs are")
     one.add_argument("--json", action="store_true", help="the lines as they are in the files")
 
+    command("simulate", bench_help, "", "whole deployments under seeds, with faults, checked")
     one = command("bench", bench_help, BENCH, "measure")
     one.add_argument("name", nargs="?", help="what to measure")
 
@@ -518,6 +522,12 @@ def bench(name: str, words: list[str]) -> int:
         return complain(f"no bench `{name}`: there are {', '.join(BENCHES)}", MISUSED)
     code = importlib.import_module(f"bench.{name}").main(words)
     return int(code or OK)
+
+
+def simulate(words: list[str]) -> int:
+    import importlib
+
+    return int(importlib.import_module("bench.simulate").main(words))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Whole deployments in one thread under a seed: see `bench/simulate.py`."""

@@ -1,0 +1,208 @@
+"""This file does to a world what its seed says, until it is time to leave it in peace.
+
+It does not know what is right afterwards (`laws.py`). What it does is counted by kind, so that it
+can be seen whether a fault has ever happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from actors.runtime.clock import rng_for
+from actors.runtime.codec import kind_of
+from actors.runtime.node import Node
+from bench.sim.house import House
+from bench.sim.rooms import Pace
+from bench.sim.scenario import Menu
+from bench.sim.wire import Wire
+from messages.system import State
+
+SITES = (
+    "Step",
+    "StepDone",
+    "Acquire",
+    "Acquired",
+    "Commit",
+    "Release",
+    "Reserve",
+    "Granted",
+    "Submit",
+    "Cancel",
+    "Tokens",
+    "StopMet",
+    "Encode",
+    "Encoded",
+    "Deltas",
+    "StartActor",
+    "Ready",
+    "Entries",
+    "Exited",
+)
+
+
+class Injector:
+    """The faults of one world."""
+
+    def __init__(
+        self,
+        seed: int,
+        menu: Menu,
+        house: House,
+        wire: Wire,
+        pace: Pace,
+        nodes: Callable[[], list[Node]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.rng = rng_for(seed, "faults")
+        self.menu = menu
+        self.house = house
+        self.wire = wire
+        self.pace = pace
+        self.nodes = nodes
+        self.tell = tell
+        self.fired: Counter[str] = Counter()
+        self.site: tuple[str, int, bool] | None = None  # kind, how many to let pass, before it
+        self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
+        self.is_over = False
+
+    async def run(self, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        kinds, weights = zip(*self.menu.weights.items(), strict=True)
+        while True:
+            await asyncio.sleep(self.rng.expovariate(1.0 / self.menu.gap_s))
+            if loop.time() >= until_s:
+                break
+            self.fire(self.rng.choices(kinds, weights)[0])
+        self.end()
+
+    def end(self) -> None:
+        """Peace: nothing new happens, and what was held is let go."""
+        self.is_over = True
+        self.site = None
+        self.loop_of = None
+        self.pace.factor = 1.0
+        self.wire.trouble.heal()
+        self.house.launches_to_fail = self.house.launches_to_break = 0
+        for name in self.house.alive():
+            self.house.go_on(name)
+
+    def fire(self, kind: str) -> None:
+        house, rng = self.house, self.rng
+        alive = house.alive()
+        name = rng.choice(alive) if alive else None
+        now_s = house.loop.time()
+        match kind:
+            case "kill":
+                if name is None or not house.kill(name):
+                    return
+            case "kill in pairs":
+                if len(alive) < 2:
+                    return
+                for other in rng.sample(alive, 2):
+                    house.kill(other)
+            case "kill at a message":
+                self.site = (rng.choice(SITES), rng.randrange(30), rng.random() < 0.5)
+                return  # counted when it happens
+            case "stop" | "stop for long":
+                is_long = kind == "stop for long"
+                low_s, high_s = (
+                    (house.hang_s, 4 * house.hang_s) if is_long else (0.01, house.hang_s)
+                )
+                if name is None or not house.stop(name):
+                    return
+                house.loop.call_later(rng.uniform(low_s, high_s), house.go_on, name)
+            case "crash an actor":
+                if not self.crash():
+                    return
+            case "clog" | "cut one way" | "cut":
+                pair = self.pair()
+                if pair is None:
+                    return
+                until_s = now_s + rng.choice((0.1, 1.0, house.hang_s, 5 * house.hang_s))
+                trouble = self.wire.trouble
+                (trouble.clogged if kind == "clog" else trouble.cut)[pair] = until_s
+                if kind == "cut":
+                    trouble.cut[pair[1], pair[0]] = until_s
+            case "slow device":
+                self.pace.factor = rng.choice((1.0, 10.0, 100.0))
+            case "launch fails":
+                house.launches_to_fail = rng.randint(1, 2)
+                return
+            case "killed in start":
+                house.launches_to_break = rng.randint(1, 2)
+                return
+            case "crash loop":
+                if name is None:
+                    return
+                self.loop_of = (name, rng.randint(1, 3))
+                house.kill(name)
+        self.fired[kind] += 1
+        self.tell(f"{kind} {name or ''}")
+
+    def pair(self) -> tuple[str, str] | None:
+        names = ["main", *self.house.alive()]
+        if len(names) < 2:
+            return None
+        one, other = self.rng.sample(names, 2)
+        return one, other
+
+    def crash(self) -> bool:
+        """A bug in some actor: it is restarted in place."""
+        lives = [
+            life
+            for node in self.nodes()
+            for life in node.lives.values()
+            if not self.house.is_stopped(node.name)
+        ]
+        if not lives:
+            return False
+        life = self.rng.choice(lives)
+        if life.state in (State.STOPPING, State.STOPPED):
+            return False
+        self.tell(f"crash of {life.address} in {life.state}")
+        life.crash(RuntimeError("a simulated bug"))
+        return True
+
+    # Sites
+
+    def before(self, node: Node, body: Any) -> None:
+        self._at_site(node, body, is_before=True)
+
+    def after(self, node: Node, body: Any) -> None:
+        if self.is_over:
+            return
+        self._at_site(node, body, is_before=False)
+        if self.loop_of is not None and self.loop_of[0] == node.name and node.lives:
+            name, count = self.loop_of
+            self.loop_of = (name, count - 1) if count > 1 else None
+            self.house.loop.call_later(self.rng.uniform(0, 0.5), self._kill_again, name)
+
+    def _kill_again(self, name: str) -> None:
+        if not self.is_over and self.house.kill(name):
+            self.fired["killed again"] += 1
+            self.tell(f"kill again {name}")
+
+    def _at_site(self, node: Node, body: Any, *, is_before: bool) -> None:
+        if self.site is None or self.site[2] is not is_before or kind_of(body) != self.site[0]:
+            return
+        kind, left, _ = self.site
+        if left > 0:
+            self.site = (kind, left - 1, is_before)
+            return
+        self.site = None
+        # Not within the call: the message that is in the transport's hands has arrived or is lost.
+        if is_before:
+            if self.house.kill(node.name):
+                self.fired["kill before a message"] += 1
+                self.tell(f"kill {node.name} before {kind}")
+            return
+        delay_s = self.rng.choice((0.0, 0.0001, 0.001))
+        self.house.loop.call_later(delay_s, self._kill_after, node.name, kind)
+
+    def _kill_after(self, name: str, kind: str) -> None:
+        if not self.is_over and self.house.kill(name):
+            self.fired["kill after a message"] += 1
+            self.tell(f"kill {name} after {kind}")

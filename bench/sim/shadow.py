@@ -1,0 +1,183 @@
+"""This file is a worker without tensors, whose answers show every fault in the use of pages.
+
+It does not know actors or time. Each slot of its KV holds (token, position, namespace) instead of
+keys and values, and the next token is a hash of what is really found through the page table. A
+wrong page, an early eviction, a stale slot or a reused page changes the output, which
+`continuation` gives as a plain function of the prompt.
+
+It also asserts what the step protocol promises: counts past the known tokens, pages that are
+missing, and writes to a page that another sequence reads, are errors of the scheduler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Collection, Iterable
+
+from messages.types import Logprob, pack, unpack
+from messages.worker import Facts, Row, Step, StepDone, StepFailed
+
+Cell = tuple[int, int, str]  # token, position, namespace
+CHOICE_STRIDE = 1_000_003
+
+
+def next_token(cells: Iterable[Cell], seed: int, vocab_size: int) -> int:
+    """What the model says after `cells`."""
+    digest = hashlib.blake2b(repr((seed, list(cells))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % vocab_size
+
+
+def continuation(
+    prompt: list[int], count: int, *, namespace: str = "", seed: int = 0, vocab_size: int = 64
+) -> list[int]:
+    """`count` tokens after `prompt`, with no page, batch or cache in sight."""
+    tokens = list(prompt)
+    for _ in range(count):
+        cells = [(token, position, namespace) for position, token in enumerate(tokens)]
+        tokens.append(next_token(cells, seed, vocab_size))
+    return tokens[len(prompt) :]
+
+
+class Tenant:
+    """A sequence in a slot."""
+
+    def __init__(self, row: Row, namespace: str) -> None:
+        self.request = row.request
+        self.namespace = namespace
+        # Noise is a function of seed, choice and position.
+        self.seed = row.sampling.seed + CHOICE_STRIDE * row.sampling.choice
+        self.logprobs = row.sampling.logprobs
+        self.tokens = list(unpack(row.tokens))
+        self.pages = list(unpack(row.pages))
+        self.computed_len = row.cached_len
+        self.is_spoiled = False
+
+
+class ShadowWorker:
+    """Executes steps in order. `namespace_of` says what a request's prefixes belong to."""
+
+    def __init__(
+        self,
+        *,
+        page_count: int,
+        page_size: int,
+        vocab_size: int = 64,
+        context_len: int = 4096,
+        eos_ids: tuple[int, ...] = (),
+        namespace_of: Callable[[str], str] = lambda request: "",
+    ) -> None:
+        self.facts = Facts(
+            model="shadow",
+            vocab_size=vocab_size,
+            context_len=context_len,
+            page_size=page_size,
+            page_count=page_count,
+            eos_ids=eos_ids,
+            dtype="none",
+            device="none",
+        )
+        self.namespace_of = namespace_of
+        self.cells: list[Cell | None] = [None] * (page_count * page_size)
+        self.tenants: dict[int, Tenant] = {}
+        self.epoch: int | None = None
+        self.step = 0
+        self.computed_count = 0  # tokens, over all steps
+        self.row_counts: list[int] = []  # of each step
+        self.token_counts: list[int] = []
+
+    def execute(self, step: Step, spoiled: Collection[int] = ()) -> StepDone:
+        """One forward. Asserts that the step is one that a scheduler may send. Rows of the slots
+        `spoiled` come to nothing, as for logits that are not numbers."""
+        if step.epoch != self.epoch:
+            self.epoch = step.epoch
+            self.tenants.clear()
+            self.step = 0
+        self.step += 1
+        assert step.step == self.step, f"step {step.step} instead of {self.step}"
+        self._apply(step)
+        slots, counts = unpack(step.slots), unpack(step.counts)
+        assert len(slots) == len(counts) > 0, "a step without rows"
+        assert len(set(slots)) == len(slots), "a slot has two rows"
+        # As on a device: all rows write, then all read. A page with two owners shows.
+        for slot, count in zip(slots, counts, strict=True):
+            self._write(self.tenants[slot], count)
+        done_slots, tokens = array("i"), array("i")
+        logprobs: list[Logprob | None] = []
+        failed = [slot for slot in slots if self.tenants[slot].is_spoiled]
+        for slot in slots:
+            tenant = self.tenants[slot]
+            if tenant.computed_len == len(tenant.tokens) and not tenant.is_spoiled:
+                if slot in spoiled:
+                    tenant.is_spoiled = True  # until it is closed
+                    failed.append(slot)
+                    continue
+                token = next_token(self._read(tenant), tenant.seed, self.facts.vocab_size)
+                tenant.tokens.append(token)
+                done_slots.append(slot)
+                tokens.append(token)
+                wants = tenant.logprobs is not None
+                logprobs.append(Logprob(token, -len(tenant.tokens)) if wants else None)
+        self.row_counts.append(len(slots))
+        self.token_counts.append(sum(counts))
+        return StepDone(
+            epoch=step.epoch,
+            step=step.step,
+            slots=done_slots.tobytes(),
+            tokens=tokens.tobytes(),
+            logprobs=tuple(logprobs) if any(logprobs) else (),
+            elapsed_us=1,
+            failed=pack(failed),
+            detail="not a number" if failed else "",
+        )
+
+    def fail(self, step: Step, slots: Iterable[int]) -> StepFailed:
+        """The step's changes are applied, but nothing is computed; `slots` are at fault."""
+        if step.epoch != self.epoch:
+            self.epoch = step.epoch
+            self.tenants.clear()
+            self.step = 0
+        self.step += 1
+        self._apply(step)
+        return StepFailed(step.epoch, step.step, pack(slots), "out of memory")
+
+    def _apply(self, step: Step) -> None:
+        for slot in unpack(step.closed):
+            # Closed twice only when a step that closed it did not run.
+            self.tenants.pop(slot, None)
+        for row in step.opened:
+            assert row.slot not in self.tenants, f"slot {row.slot} has a tenant"
+            assert 0 < row.prompt_len <= len(row.tokens) // 4
+            assert row.cached_len < len(row.tokens) // 4, "nothing is left to compute"
+            assert row.cached_len % self.facts.page_size == 0
+            self.tenants[row.slot] = Tenant(row, self.namespace_of(row.request))
+        for slot, page in zip(unpack(step.grown_slots), unpack(step.grown_pages), strict=True):
+            self.tenants[slot].pages.append(page)
+
+    def _write(self, tenant: Tenant, count: int) -> None:
+        if tenant.is_spoiled:
+            return
+        begin, end = tenant.computed_len, tenant.computed_len + count
+        assert count > 0, f"{tenant.request}: an empty row"
+        assert end <= len(tenant.tokens), f"{tenant.request}: computes what is not known"
+        size = self.facts.page_size
+        assert end <= len(tenant.pages) * size, f"{tenant.request}: no page for {end} tokens"
+        written = {tenant.pages[position // size] for position in range(begin, end)}
+        for other in self.tenants.values():
+            if other is not tenant:
+                shared = written.intersection(other.pages)
+                assert not shared, f"{tenant.request} writes {shared}, of {other.request}"
+        for position in range(begin, end):
+            place = tenant.pages[position // size] * size + position % size
+            self.cells[place] = (tenant.tokens[position], position, tenant.namespace)
+        tenant.computed_len = end
+        self.computed_count += count
+
+    def _read(self, tenant: Tenant) -> list[Cell]:
+        size = self.facts.page_size
+        cells: list[Cell] = []
+        for position in range(tenant.computed_len):
+            cell = self.cells[tenant.pages[position // size] * size + position % size]
+            assert cell is not None, f"{tenant.request} reads what nobody wrote"
+            cells.append(cell)
+        return cells

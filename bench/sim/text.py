@@ -1,0 +1,46 @@
+"""This file makes the small tokenizer of simulated worlds, in the files that real ones come in.
+
+Its vocabulary is all bytes and some pairs of letters: enough for characters that are split over
+tokens, for special tokens, and for stop strings that begin in one token and end in another.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice, product
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+VOCAB_SIZE = 512
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tokenizer(path: Path) -> Path:
+    """Writes the files into `path`; returns it."""
+    path.mkdir(parents=True, exist_ok=True)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
+    pairs = product("etaoinshrdlucmfw", repeat=2)
+    merges = list(islice(pairs, VOCAB_SIZE - len(vocab)))
+    for one, other in merges:
+        vocab[one + other] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": SPECIAL[2],
+        "add_bos_token": False,
+        "chat_template": TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return path
