@@ -273,7 +273,8 @@ def serve(arguments: argparse.Namespace) -> int:
 
     def ready() -> None:
         host, port = config.gateway.host, config.gateway.port
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if config.gateway.tls_cert else "http"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         print(f"Serving {config.model.name} on {url}", flush=True)
         tell(f"ready after {time.monotonic() - began_s:.1f} s; logs in {config.log.dir}")
         tell(f"try: curl {url}/v1/models")

@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ from actors import source, tree
 from actors.resolve import Machine, Settled, resolve
 from actors.runtime.log import Logs, make_run_log_dir
 from actors.runtime.system import MAIN, StartFailed, System
-from messages.config import Config
+from actors.settings import SettingsError
+from messages.config import Config, GatewayConfig
 from messages.system import Cause, Reason, State
 
 Show = Callable[[str], None]
@@ -39,10 +41,11 @@ class CannotListen(Exception):
 def settle(config: Config, show: Show) -> Settled:
     """Finds the model (fetching it if need be), a directory for the run's logs, and a port.
 
-    Raises: source.SourceError, the user's fault: no such model, or it is incomplete; CannotListen,
-    found before anything that takes time.
+    Raises: SettingsError or source.SourceError, the user's fault: a file that is not to be read, no
+    such model, or it is incomplete; CannotListen, found before anything that takes time.
     """
     if config.gateway.http:
+        check_files(config.gateway)
         check_address(config.gateway.host, config.gateway.port)
     found = source.locate(config.model.path, show, weights=config.model.load_format != "dummy")
     return resolve(
@@ -56,6 +59,27 @@ def settle(config: Config, show: Show) -> Settled:
             drawn_seed=secrets.randbelow(2**31 - 1) + 1,
         ),
     )
+
+
+def check_files(gateway: GatewayConfig) -> None:
+    """Raises SettingsError where a file that the gateway will need cannot be used."""
+    for flag, path in (
+        ("--api-key-file", gateway.api_key_file),
+        ("--admin-key-file", gateway.admin_key_file),
+        ("--tls-cert", gateway.tls_cert),
+        ("--tls-key", gateway.tls_key),
+    ):
+        if path and not os.access(path, os.R_OK):
+            raise SettingsError(f"{flag} {path}: it cannot be read")
+    if gateway.tls_key and not gateway.tls_cert:
+        raise SettingsError("--tls-key needs --tls-cert")
+    if gateway.tls_cert:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(gateway.tls_cert, gateway.tls_key or None)
+        except OSError as error:
+            reason = error.strerror or "not a certificate with its key"
+            raise SettingsError(f"--tls-cert {gateway.tls_cert}: {reason}") from None
 
 
 def check_address(host: str, port: int) -> None:

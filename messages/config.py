@@ -48,6 +48,17 @@ class GatewayConfig(Section, frozen=True):
     tool_parser: str = "auto"  # auto: by the chat template
     reasoning_parser: str = "auto"  # auto: by the chat template
     tools_max: Positive = 128
+    api_key_file: str = ""  # also HISTRIO_API_KEYS; without any key everybody may ask
+    admin_key_file: str = ""  # also HISTRIO_ADMIN_KEYS; without any, control routes are refused
+    metrics_open: bool = False  # /metrics without a key
+    cors_origins: str = ""  # between commas, or *
+    tls_cert: str = ""
+    tls_key: str = ""
+    responses_max: NonNegative = 1000  # answers of /v1/responses kept in memory
+    responses_bytes_max: Positive = 64 << 20
+    batch_dir: str = ""  # of /v1/files and /v1/batches; empty: they are off
+    batch_running_max: Positive = 8  # requests of batches that are open at once
+    file_bytes_max: Positive = 64 << 20
 
 
 class TokenizerConfig(Section, frozen=True):

@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         )
         for name in ("http.py", "exchange.py", "doors/*")
     ),
-    Rule("actors/gateway/site.py", ("uvicorn", "actors.gateway")),
+    Rule("actors/gateway/site.py", ("uvicorn", "messages.config", "actors.gateway")),
     Rule(
         "actors/gateway/actor.py",
         ("msgspec", "messages", "actors.runtime", "actors.gateway"),

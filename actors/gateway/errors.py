@@ -40,6 +40,8 @@ CODE = {
 # Refusals that only HTTP knows, by status.
 HTTP_CODE = {
     400: "bad_request",
+    401: "invalid_api_key",
+    403: "forbidden",
     404: "unknown_url",
     405: "method_not_allowed",
     408: "request_timeout",

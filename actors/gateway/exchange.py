@@ -60,6 +60,7 @@ class Exchange:
         is_usable = given is not None and 0 < len(given) <= 128 and given.isascii()
         self.given_id = given if is_usable and given is not None and given.isprintable() else None
         self.status: int | None = None
+        self.extra_headers: tuple[tuple[bytes, bytes], ...] = ()  # of every response
         self.is_body_read = scope["method"] in ("GET", "HEAD")
 
     def header(self, name: bytes) -> str | None:
@@ -80,7 +81,11 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             request_id = self.given_id or self.made_id
-            message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            message["headers"] = [
+                *message["headers"],
+                (b"x-request-id", request_id.encode()),
+                *self.extra_headers,
+            ]
         await self._send(message)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:

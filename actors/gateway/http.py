@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from actors.gateway.access import Access, Cors
 from actors.gateway.errors import Refused, answer, answer_http, unavailable
 from actors.gateway.exchange import (
     SSE_HEADERS,
@@ -44,8 +45,10 @@ QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 class App:
     """The ASGI application: routes, refusals, one log line, one count."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, access: Access | None = None) -> None:
         self.gateway = gateway
+        self.access = access or Access()
+        self.cors = Cors(gateway.config.cors_origins)
         self.started_s = int(time.time())
         self.router = Router(
             [
@@ -79,6 +82,8 @@ class App:
 
     async def answer(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
         try:
+            if not await self.admit(exchange):
+                return
             await self.router(scope, receive, exchange.send)
         except Gone:
             return
@@ -99,6 +104,27 @@ class App:
                 await exchange.refuse(answer(problem))
             else:
                 exchange.abort()
+
+    async def admit(self, exchange: Exchange) -> bool:
+        """Before any route: who asks, and from which page. False: it is answered already."""
+        scope = exchange.scope
+        origin = exchange.header(b"origin")
+        if self.cors.is_on:
+            exchange.extra_headers = self.cors.headers(origin)
+            asked = exchange.header(b"access-control-request-method")
+            if scope["method"] == "OPTIONS" and origin is not None and asked is not None:
+                headers = exchange.header(b"access-control-request-headers")
+                await exchange.start(204, self.cors.preflight(headers))
+                await exchange.write_last(b"")
+                return False
+        authorization, x_api_key = exchange.header(b"authorization"), exchange.header(b"x-api-key")
+        denied = self.access.judge(scope["path"], authorization, x_api_key)
+        if denied is None:
+            return True
+        headers_of = ((b"www-authenticate", b"Bearer"),) if denied.status == 401 else ()
+        refusal = answer_http(denied.status, denied.message)
+        await exchange.respond(denied.status, refusal.body, headers_of)
+        return False
 
     def count(self, exchange: Exchange, elapsed_s: float) -> None:
         """One count for each request, and one log line for those that are no probes."""

@@ -11,15 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from actors.gateway.access import Access, KeysWrong, read_keys
 from actors.gateway.errors import answer_http
 from actors.gateway.http import App
+from messages.config import GatewayConfig
 
 if TYPE_CHECKING:
     from actors.gateway.actor import Gateway
@@ -27,6 +31,43 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_GRACE_S = 2.0
+
+
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def access_of(config: GatewayConfig) -> Access:
+    """Keys from files and the environment. Raises KeysWrong."""
+    return Access(
+        keys_of(config.api_key_file, "HISTRIO_API_KEYS"),
+        keys_of(config.admin_key_file, "HISTRIO_ADMIN_KEYS"),
+        metrics_open=config.metrics_open,
+    )
+
+
+def keys_of(path: str, variable: str) -> tuple[str, ...]:
+    keys: tuple[str, ...] = ()
+    if path:
+        try:
+            text = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise KeysWrong(f"{path}: {reason}") from None
+        keys += read_keys(text, path)
+    if variable in os.environ:
+        keys += read_keys(os.environ[variable], variable)
+    return keys
+
+
+def tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Raises OSError (ssl.SSLError too) where the files cannot be used."""
+    if not config.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(config.tls_cert, config.tls_key or None)
+    return context
 
 
 class Times(NamedTuple):
@@ -118,13 +159,16 @@ class Site:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.app = App(gateway)
+        self.app = App(gateway, access_of(gateway.config))
         self.state = ServerState()
         self.server: asyncio.Server | None = None
 
     async def open(self) -> tuple[str, int]:
         """Binds, and serves from now on. Returns where. Raises OSError that names the address."""
         config = self.gateway.config
+        tls = tls_of(config)
+        if self.app.access.is_open and not config.host.startswith(LOOPBACK):
+            self.gateway.context.log.warning("anyone who reaches this address may use it: no keys")
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         try:
             bound = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
@@ -149,7 +193,11 @@ class Site:
         times = Times(config.header_timeout_s, config.keep_alive_s)
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(
-            lambda: Connection(times, uvicorn, self.state), sock=bound, backlog=BACKLOG
+            lambda: Connection(times, uvicorn, self.state),
+            sock=bound,
+            backlog=BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else max(0.1, config.header_timeout_s),
         )
         host, port = bound.getsockname()[:2]
         return host, port
