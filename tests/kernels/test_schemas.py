@@ -1,9 +1,9 @@
 """Goal: whatever a constrained sequence says is valid by its schema.
 
 Method: a few hundred schemas, made of parts below, each followed by random choices among the
-allowed tokens to the end; the outside library `jsonschema` is the judge. A schema may be refused, since not
-everything can be turned into a grammar; how many may be is bounded, so that refusing all is no way
-out.
+allowed tokens to the end; the outside library `jsonschema` is the judge. A schema may be refused,
+since not everything can be turned into a grammar; how many may be is bounded, so that refusing all
+is no way out.
 """
 
 from __future__ import annotations
