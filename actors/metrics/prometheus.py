@@ -21,6 +21,7 @@ HELP = {
     "histrio_encode_seconds": "From the arrival of a prompt at the tokenizer to its ids.",
     "histrio_forward_seconds": "Time of one forward in the worker.",
     "histrio_generated_tokens_total": "Tokens generated.",
+    "histrio_grammars_total": "Constraints that were compiled, by outcome.",
     "histrio_http_requests_total": "HTTP requests, by route and status.",
     "histrio_inter_token_seconds": "Between the tokens of a request, after the first.",
     "histrio_interruptions_total": "Requests that lost a part they ran in and were sent again.",
@@ -44,13 +45,28 @@ HELP = {
     "histrio_ttft_seconds": "From the arrival of a request to its first token.",
 }
 
+# Shown as 0 until the first one is counted: the increase of a series that is not there is not 0.
+FROM_START: tuple[tuple[str, Labels], ...] = (
+    ("histrio_cached_tokens_total", ()),
+    ("histrio_generated_tokens_total", ()),
+    ("histrio_interruptions_total", ()),
+    ("histrio_prompt_tokens_total", ()),
+    ("histrio_retractions_total", ()),
+    ("histrio_streams_cut_total", ()),
+    *(
+        ("histrio_requests_total", (("outcome", outcome),))
+        for outcome in ("abort", "error", "length", "refused", "stop")
+    ),
+)
+
 
 def exposition(board: Board) -> str:
     """The whole page. Ends with a newline."""
     lines: list[str] = []
-    for name, rows in grouped(board.counters):
+    counters = {**dict.fromkeys(FROM_START, 0.0), **board.counters}
+    for name, rows in grouped(counters):
         head(lines, name, "counter")
-        lines.extend(sample(name, labels, board.counters[name, labels]) for labels in rows)
+        lines.extend(sample(name, labels, counters[name, labels]) for labels in rows)
     for name, rows in grouped(board.gauges):
         head(lines, name, "gauge")
         lines.extend(sample(name, labels, board.gauge((name, labels))) for labels in rows)

@@ -83,11 +83,14 @@ def test_the_page_has_help_type_and_samples_of_one_name_together() -> None:
     )
     text = exposition(board)
     assert text.endswith("\n")
-    assert text.splitlines()[:4] == [
-        "# HELP histrio_requests_total Requests that ended, by outcome;"
-        " a refused call counts once.",
-        "# TYPE histrio_requests_total counter",
+    lines = text.splitlines()
+    begin = lines.index("# TYPE histrio_requests_total counter")
+    assert lines[begin - 1].startswith("# HELP histrio_requests_total Requests that ended")
+    assert lines[begin + 1 : begin + 6] == [
+        'histrio_requests_total{outcome="abort"} 0',
         'histrio_requests_total{outcome="error"} 1',
+        'histrio_requests_total{outcome="length"} 0',
+        'histrio_requests_total{outcome="refused"} 0',
         'histrio_requests_total{outcome="stop"} 2',
     ]
     values = parse(text)
@@ -127,6 +130,13 @@ def test_merged_buckets_add_up(flushes: list[list[int]]) -> None:
     assert histogram.count == sum(map(sum, flushes))
     assert histogram.cumulative()[-1] == histogram.count
     assert histogram.cumulative() == sorted(histogram.cumulative())
+
+
+def test_what_was_never_counted_is_shown_as_nothing() -> None:
+    assert "\nhistrio_retractions_total 0\n" in exposition(Board())
+    board = Board()
+    board.merge(Flush("a", counters=(Counter("histrio_retractions_total", (), 2.0),)))
+    assert "\nhistrio_retractions_total 2\n" in exposition(board)
 
 
 def test_a_scrape_shows_what_was_flushed() -> None:
