@@ -90,6 +90,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench serve --spawn --preset all      over HTTP, own server
   python -m app bench serve --url http://host:8000    any OpenAI-compatible server
   python -m app bench offline --preset c32            the same without HTTP
+  python -m app bench cases --spawn                   bug reports of others, asked here
   python -m app bench idle                            what a server costs unasked
   python -m app bench mailbox | hop | planner | radix | ops | kl
 
@@ -508,7 +509,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     return FAILED if failed else OK
 
 
-BENCHES = ("serve", "offline", "idle", "mailbox", "hop", "planner", "radix", "ops", "kl")
+BENCHES = ("serve", "offline", "cases", "idle", "mailbox", "hop", "planner", "radix", "ops", "kl")
 
 
 def bench_help(arguments: argparse.Namespace) -> int:
