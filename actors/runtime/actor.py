@@ -80,7 +80,8 @@ class Actor:
         """
 
     def on_drain(self, message: Drain) -> None:
-        """Takes no new work from now on."""
+        """Takes no new work from now on. Whoever overrides this calls `context.drained()` once
+        nothing is left: the end of the system waits for it."""
 
     def on_down(self, down: Down) -> None:
         """A watched actor is dead."""
