@@ -31,6 +31,7 @@ from messages.system import Cause, Reason, State
 
 Show = Callable[[str], None]
 SHOW_EVERY_S = 0.1
+SLOW_S = 1.0
 STOPPED, FAILED = 0, 1
 
 
@@ -172,7 +173,7 @@ async def start(system: System, show: Show) -> None:
 
 async def show_start(system: System, show: Show) -> None:
     """Until cancelled. A poll, but only while starting: nothing of it is left in service."""
-    seen: dict[str, float] = {}
+    seen: dict[str, tuple[float, State | None]] = {}
     try:
         while True:
             show_changes(system, seen, show)
@@ -181,14 +182,19 @@ async def show_start(system: System, show: Show) -> None:
         show_changes(system, seen, show)
 
 
-def show_changes(system: System, seen: dict[str, float], show: Show) -> None:
-    """One line for each actor that came into service since the last call; `seen` is since when."""
+def show_changes(system: System, seen: dict[str, tuple[float, State | None]], show: Show) -> None:
+    """One line for each actor that came into service since the last call, and one for each that
+    takes its time. `seen`: since when, and what was last said."""
     now_s = time.monotonic()
     for row in system.actors():
-        since_s = seen.setdefault(row.path, now_s)
-        if row.state is State.RUNNING and since_s >= 0:
-            seen[row.path] = -1.0
+        since_s, said = seen.get(row.path, (now_s, None))
+        if row.state is State.RUNNING and said is not State.RUNNING:
+            said = State.RUNNING
             show(f"{row.path} is up ({now_s - since_s:.1f} s, {row.node}, pid {row.pid})")
+        elif row.state is State.STARTING and said is None and now_s - since_s >= SLOW_S:
+            said = State.STARTING
+            show(f"{row.path} is starting")
+        seen[row.path] = since_s, said
 
 
 async def serve(config: Config, show: Show, ready: Callable[[], None]) -> int:

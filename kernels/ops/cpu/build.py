@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -127,6 +128,7 @@ def compile_to(path: Path, compiler: str, sources: list[str]) -> None:
     """Writes `path` in one step. Raises OpsUnavailable with the compiler's first error."""
     handle, partial = tempfile.mkstemp(suffix=".so", dir=path.parent)
     os.close(handle)
+    logging.getLogger(__name__).info("compiling the CPU operators, once: %d files", len(sources))
     command = [compiler, *FLAGS, "-o", partial, *sources, *LIBRARIES]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S_MAX)
