@@ -303,9 +303,11 @@ class Peer:
         return self.metric(name, **labels)
 
     def resident_bytes(self) -> int:
-        """Of all processes. Raises Skipped where they are not ours."""
+        """Of all processes but the worker's, whose pool is touched as it is used. Raises Skipped
+        where they are not ours."""
         self._expect_own()
-        return sum(process.memory_info().rss for process in self.processes)
+        found = [each for each in self.processes if "worker" not in each.cmdline()]
+        return sum(each.memory_info().rss for each in found)
 
     def descriptor_count(self) -> int:
         self._expect_own()

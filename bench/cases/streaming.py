@@ -164,8 +164,6 @@ def slow_readers(peer: Peer) -> None:
                 except OSError:
                     return
 
-    # The pool's pages are touched as they are used: that is not growth by readers.
-    peer.comp([300] * 4000, max_tokens=1)
     before = peer.resident_bytes()
     threads = [threading.Thread(target=stall, daemon=True) for _ in range(50)]
     for thread in threads:
