@@ -32,7 +32,7 @@ class Delta(Part, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     matched: str | int | None = None  # the stop string or id that ended it
-    usage: Usage | None = None  # with `finish`
+    usage: Usage | None = None  # with `finish`; of the prompt alone with the first of an attempt
     problem: Problem | None = None  # with finish == ERROR
 
 

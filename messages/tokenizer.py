@@ -44,6 +44,9 @@ class Encode(Message, frozen=True):
     # False: check and answer `Encoded` only, pass nothing on; `Encoded` is then terminal.
     forward: bool = True
     grammar: Grammar | None = None
+    # Only look: a prompt that is empty or too long for the context is answered like any other, and
+    # `prompt_text` is decoded as `stop.skip_special` says. Without `forward`.
+    measure: bool = False
 
 
 class Cancel(Message, frozen=True):

@@ -27,6 +27,7 @@ class Output:
     __slots__ = (
         "attempt",
         "ended",
+        "is_first",
         "matcher",
         "min_tokens",
         "prompt_usage",
@@ -58,6 +59,7 @@ class Output:
         )
         self.token_count = 0
         self.ended = False  # the client has its finish; the scheduler has not said so yet
+        self.is_first = True  # nothing has been sent
         self.push(unpack(opened.emitted))
 
     @property
@@ -118,6 +120,9 @@ class Output:
                 cached_tokens=(usage or self.prompt_usage).cached_tokens,
             )
         self.ended = finish is not None
+        if self.is_first and usage is None:
+            usage = self.prompt_usage
+        self.is_first = False
         return Delta(
             request=self.request,
             attempt=self.attempt,

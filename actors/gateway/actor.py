@@ -67,6 +67,8 @@ class Stream:
         self.checked: list[Checked] = []  # the prompts, where the call was checked first
         self.on_cut: Callable[[], None] | None = None  # called when the reader is given up
         self.is_closed = False  # by its reader
+        self.names: tuple[str, ...] = ()  # what a client may call it by, to abort it
+        self.request_names: tuple[str, ...] = ()  # the same of each of its prompts
         self.outbox = Outbox()
         self.ready = asyncio.Event()
         self._owner = owner

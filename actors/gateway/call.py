@@ -29,6 +29,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     ids: Int32s | None = None
 
 
+class Variant(NamedTuple):
+    """What one prompt of a call has for itself."""
+
+    sampling: Sampling
+    stop: StopRules
+    grammar: Grammar | None = None
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[Prompt, ...]
     choice_count: int = 1  # for each prompt
@@ -42,6 +50,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     priority: int = 0
     grammar: Grammar | None = None
+    variants: tuple[Variant, ...] = ()  # by prompt, where they differ; these three are void then
+    # With `prompt_only`: the prompt may be empty or too long; its text is as `stop.skip_special`
+    # says.
+    measure: bool = False
+
+    def variant(self, prompt: int) -> Variant:
+        if self.variants:
+            return self.variants[prompt]
+        return Variant(self.sampling, self.stop, self.grammar)
 
     @property
     def request_count(self) -> int:
@@ -75,6 +92,7 @@ def check_encodes(call: Call, call_id: str, reply_to: Address) -> list[Encode]:
             prompt,
             f"{call_id}.p{index}",
             reply_to,
+            variant=call.variant(index),
             choice=0,
             want_prompt_ids=True,
             want_prompt_text=call.want_prompt_text,
@@ -95,6 +113,7 @@ def run_encodes(
             prompts[index // call.choice_count],
             f"{call_id}.{index}",
             reply_to,
+            variant=call.variant(index // call.choice_count),
             choice=index % call.choice_count,
         )
         for index in range(call.request_count)
@@ -107,6 +126,7 @@ def encode_of(
     request: str,
     reply_to: Address,
     *,
+    variant: Variant,
     choice: int,
     want_prompt_ids: bool = False,
     want_prompt_text: bool = False,
@@ -118,8 +138,8 @@ def encode_of(
         request=request,
         attempt=1,
         reply_to=reply_to,
-        sampling=msgspec.structs.replace(call.sampling, choice=choice),
-        stop=msgspec.structs.replace(call.stop, want_token_ids=True),
+        sampling=msgspec.structs.replace(variant.sampling, choice=choice),
+        stop=msgspec.structs.replace(variant.stop, want_token_ids=True),
         chat=prompt.chat,
         text=prompt.text,
         ids=prompt.ids,
@@ -129,5 +149,6 @@ def encode_of(
         want_prompt_ids=want_prompt_ids,
         want_prompt_text=want_prompt_text,
         forward=forward,
-        grammar=call.grammar,
+        grammar=variant.grammar,
+        measure=call.measure,
     )

@@ -2,7 +2,8 @@
 
 It does not know what failed: it is given a `Problem`, or a refusal that HTTP itself makes.
 Law: every error of every route, plain or inside a stream, is one JSON object
-`{"error": {"message", "type", "param", "code"}}`; its message names no path, class or traceback.
+`{"error": {"message", "type", "param", "code"}}`, or what the route's dialect has for it; its
+message names no path, class or traceback.
 """
 
 from __future__ import annotations
@@ -104,3 +105,64 @@ def body(problem: Problem) -> bytes:
         code=problem.code or CODE.get(problem.fault),
     )
     return msgspec.json.encode(ErrorReply(error=error))
+
+
+# The same in other dialects, which a path belongs to
+
+
+def is_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def is_ollama(path: str) -> bool:
+    return path.startswith("/api/")
+
+
+def voiced(path: str, status: int, body: bytes) -> tuple[int, bytes]:
+    """An error of OpenAI's shape as the dialect of `path` has it."""
+    if is_anthropic(path):
+        error = msgspec.json.decode(body, type=ErrorReply).error
+        return anthropic_status(status, error), anthropic_body(status, error)
+    if is_ollama(path):
+        error = msgspec.json.decode(body, type=ErrorReply).error
+        return status, ollama_body(error.message)
+    return status, body
+
+
+ANTHROPIC_TYPE = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+# Its fields have other names there than in the chat that is made of them.
+ANTHROPIC_PARAM = {"stop": "stop_sequences", "response_format": "output_config.format"}
+
+
+def anthropic_status(status: int, error: Error) -> int:
+    return 529 if status == 503 and error.type == TYPE[Fault.OVERLOADED] else status
+
+
+def anthropic_body(status: int, error: Error) -> bytes:
+    """The field goes before the message, as there is no other place for it."""
+    status = anthropic_status(status, error)
+    kind = ANTHROPIC_TYPE.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = error.message
+    param = ANTHROPIC_PARAM.get(error.param or "", error.param)
+    if param and param not in message:
+        message = f"{param}: {message}"
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def anthropic_problem(problem: Problem) -> bytes:
+    """Inside a stream."""
+    error = msgspec.json.decode(body(problem), type=ErrorReply).error
+    return anthropic_body(STATUS[problem.fault], error)
+
+
+def ollama_body(message: str) -> bytes:
+    """The same inside a stream."""
+    return msgspec.json.encode({"error": message})

@@ -16,17 +16,17 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from actors.gateway.call import Row
-from actors.gateway.errors import Answer, Refused, answer_http
+from actors.gateway.errors import Answer, Refused, answer_http, is_anthropic, voiced
 
 if TYPE_CHECKING:
     from actors.gateway.actor import Stream
 
 JSON = b"application/json"
-SSE_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+STREAM_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies shall pass events on at once
 )
+SSE_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), *STREAM_HEADERS)
 # After a refusal of a body that is still being sent: how much is read and thrown away, so that the
 # client gets to read the refusal instead of a reset.
 LINGER_S = 2.0
@@ -86,6 +86,8 @@ class Exchange:
                 (b"x-request-id", request_id.encode()),
                 *self.extra_headers,
             ]
+            if is_anthropic(self.scope["path"]):
+                message["headers"].append((b"request-id", request_id.encode()))
         await self._send(message)
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -114,6 +116,8 @@ class Exchange:
         self, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> None:
         """A whole JSON response. With the request's body still coming, the connection ends."""
+        if status >= 400:
+            status, body = voiced(self.scope["path"], status, body)
         base = ((b"content-type", JSON), (b"content-length", str(len(body)).encode()))
         if self.is_body_read:
             await self.start(status, (*base, *headers))

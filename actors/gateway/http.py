@@ -1,7 +1,7 @@
 """This file is the street door: routes, bodies in, responses out. Only it imports Starlette.
 
 It does not know sockets (`site.py`), nor what a call means or how it is served: bodies become
-calls in `openai.py`, rows become bytes in `replies.py`, and the gateway opens and closes calls.
+calls and rows become bytes in the dialects' own files, and the gateway opens and closes calls.
 Laws: a response starts only when its first event is known, so that errors have their status; a
 client that leaves has its call closed, in whatever state it is; every error is the dialect's error
 object; nothing a client sends or holds back keeps memory or a socket longer than the settings say.
@@ -9,7 +9,6 @@ object; nothing a client sends or holds back keeps memory or a socket longer tha
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -21,23 +20,20 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway.access import Access, Cors
+from actors.gateway.doors.generate import generate_routes
 from actors.gateway.errors import Refused, answer, answer_http, unavailable
 from actors.gateway.exchange import (
-    SSE_HEADERS,
     Exchange,
     Gone,
     HttpRefused,
     json_response,
-    read_rows,
 )
-from actors.gateway.openai import Ask, read_chat, read_completion
 from actors.gateway.page import status_page
-from actors.gateway.replies import Head, plain_writer, stream_writer
 from messages.openai import ModelCard, ModelList
 from messages.types import Fault, Problem
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Gateway, Stream
+    from actors.gateway.actor import Gateway
 
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 
@@ -59,8 +55,7 @@ class App:
                 Route("/actors", self.actors),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{model:path}", self.model),
-                Route("/v1/chat/completions", Generate(self, is_chat=True), methods=["POST"]),
-                Route("/v1/completions", Generate(self, is_chat=False), methods=["POST"]),
+                *generate_routes(gateway),
             ],
             redirect_slashes=False,
             default=self.unknown,
@@ -216,75 +211,3 @@ class App:
             root=name,
             max_model_len=self.gateway.facts.context_len,
         )
-
-
-class Generate:
-    """The two routes that generate, as an ASGI application of their own: Starlette's request and
-    response objects would hide a client that leaves."""
-
-    def __init__(self, app: App, *, is_chat: bool) -> None:
-        self.app = app
-        self.is_chat = is_chat
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = self.app.gateway
-        exchange: Exchange = scope["exchange"]
-        created_s = time.time()
-        ask = await self.read_ask(exchange, created_s)
-        stream = gateway.open(ask.call, exchange.made_id)
-        stream.on_cut = exchange.abort
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
-        head = Head(f"{prefix}-{exchange.made_id}", int(created_s), gateway.limits.model)
-        watcher = asyncio.create_task(self.watch(exchange, stream))
-        try:
-            answer_by = self.answer_stream if ask.stream else self.answer_plain
-            await answer_by(exchange, ask, head, stream)
-        finally:
-            watcher.cancel()
-            stream.close()
-
-    async def read_ask(self, exchange: Exchange, created_s: float) -> Ask:
-        gateway = self.app.gateway
-        config = gateway.config
-        try:
-            if not gateway.is_open:
-                raise Refused(unavailable("The server is shutting down."))
-            body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
-            read = read_chat if self.is_chat else read_completion
-            return read(body, gateway.limits, gateway.draw_seed, created_s)
-        except (Refused, HttpRefused):
-            gateway.context.count("histrio_requests_total", outcome="refused")
-            raise
-
-    async def watch(self, exchange: Exchange, stream: Stream) -> None:
-        """Closes the call when its client leaves; the reader then finds its stream closed."""
-        while (await exchange.receive())["type"] != "http.disconnect":
-            pass
-        stream.close()
-
-    async def answer_plain(self, exchange: Exchange, ask: Ask, head: Head, stream: Stream) -> None:
-        rows = await read_rows(stream)
-        writer = plain_writer(ask, head, stream.checked)
-        while rows:
-            writer.add(rows)
-            rows = await read_rows(stream)
-        await exchange.respond(200, writer.body(stream.checked))
-
-    async def answer_stream(self, exchange: Exchange, ask: Ask, head: Head, stream: Stream) -> None:
-        rows = await read_rows(stream)
-        writer = stream_writer(ask, head, stream.checked)
-        await exchange.start(200, SSE_HEADERS)
-        last = b""
-        try:
-            while rows:
-                data = writer.write(rows)
-                if stream.is_done:  # the last rows and the end go in one write
-                    last = data
-                    break
-                if data:
-                    await exchange.write(data)
-                rows = await read_rows(stream)
-            last += writer.end(stream.checked)
-        except Refused as refused:
-            last = writer.fail(refused.problem)
-        await exchange.write_last(last)

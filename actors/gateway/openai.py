@@ -71,7 +71,11 @@ class Ask(NamedTuple):
 # Reads a body of either route, given the time of its arrival (Unix) and a source of seeds.
 def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0) -> Ask:
     """POST /v1/chat/completions. Raises Refused: the client's fault."""
-    chat = decode(body, _chat_decoder)
+    return ask_chat(decode(body, _chat_decoder), limits, draw, created_s)
+
+
+def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s: float) -> Ask:
+    """What a chat's body asks for, whichever dialect it was made from. Raises Refused."""
     check_generation(chat, limits)
     if not chat.messages:
         raise invalid("There must be at least one message.", "messages")
@@ -117,7 +121,11 @@ def read_completion(
     body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0
 ) -> Ask:
     """POST /v1/completions. Raises Refused: the client's fault."""
-    completion = decode(body, _completion_decoder)
+    return ask_completion(decode(body, _completion_decoder), limits, draw)
+
+
+def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[], int]) -> Ask:
+    """The same of a completion. Raises Refused."""
     check_generation(completion, limits)
     prompts = read_prompts(completion, limits)
     max_tokens = completion.max_tokens

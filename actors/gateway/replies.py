@@ -10,11 +10,11 @@ no choices; `[DONE]` is last, once. The joined texts and the usage are those of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
 
 import msgspec
 
 from actors.gateway.call import Checked, Row
+from actors.gateway.dialect import Head, StreamWriter
 from actors.gateway.errors import body as error_body
 from actors.gateway.logprobs import CompletionScribe, chat_logprobs
 from actors.gateway.openai import Ask
@@ -42,14 +42,6 @@ from messages.openai import (
 )
 from messages.types import FinishReason, Problem
 from messages.types import Usage as RequestUsage
-
-
-class Head(NamedTuple):
-    """What is the same in every chunk of an answer."""
-
-    id: str
-    created: int
-    model: str
 
 
 class Tally:
@@ -80,16 +72,6 @@ class Tally:
             total_tokens=prompt_tokens + self.completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
         )
-
-
-class StreamWriter(Protocol):
-    """Writes a stream. Each method returns frames to be sent as they are."""
-
-    def write(self, rows: Iterable[Row]) -> bytes: ...
-
-    def end(self, checked: Sequence[Checked]) -> bytes: ...
-
-    def fail(self, problem: Problem) -> bytes: ...
 
 
 def stream_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> StreamWriter:

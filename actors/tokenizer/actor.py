@@ -93,6 +93,7 @@ class Tokenizer(Actor):
         return Core(vocab, ChatTemplates(templates, vocab.named), self.facts, self.config)
 
     def on_encode(self, message: Encode) -> None:
+        assert not (message.measure and message.forward), message.request
         key = (message.request, message.attempt)
         assert key not in self.pending, key
         byte_count = byte_count_of(message)
@@ -257,9 +258,15 @@ class Core:
             ids = self.vocab.encode(text, add_special=False)
         else:
             raise refuse("There is no prompt.", param)
-        check_ids(ids, self.facts.vocab_size, param)
-        sampling = settle(message.sampling, len(ids), context_len, param)
-        text = self.vocab.decode(ids, skip_special=False) if message.want_prompt_text else ""
+        if ids or not message.measure:
+            check_ids(ids, self.facts.vocab_size, param)
+        sampling = message.sampling
+        if not message.measure:
+            sampling = settle(sampling, len(ids), context_len, param)
+        skip_special = message.measure and message.stop.skip_special
+        text = ""
+        if message.want_prompt_text:
+            text = self.vocab.decode(ids, skip_special=skip_special)
         return Prompt(pack(ids), len(ids), sampling, text)
 
 
