@@ -321,10 +321,28 @@ def with_engine(arguments: argparse.Namespace, use: Callable[[Engine], int]) -> 
     try:
         # One user, one process: it starts in half the time.
         config = config_of(arguments, {"runtime.placement": "inline"})
-        with Engine.of(config, show=tell) as engine:
+        engine = Engine.of(config, show=tell)
+        with shown_meanwhile("loading the model ..."):
+            engine.start()
+        try:
             return use(engine)
+        finally:
+            engine.stop()
     except (Refusal, StartError) as error:
         return complain(str(error))
+
+
+@contextlib.contextmanager
+def shown_meanwhile(text: str) -> Iterator[None]:
+    """On a terminal `text` stands there while the block runs, and is gone afterwards."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(text, end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

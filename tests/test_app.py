@@ -159,6 +159,21 @@ def test_prompts_and_a_file_exclude_each_other(capsys: pytest.CaptureFixture[str
     assert "either prompts or --file" in refused(capsys, "generate", "--file", "x", "y")
 
 
+# Progress
+
+
+def test_what_is_going_on_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with app.shown_meanwhile("loading"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with app.shown_meanwhile("loading"):
+        assert capsys.readouterr().err == "loading"
+    assert capsys.readouterr().err == "\r\x1b[K"
+
+
 # Doctor
 
 
