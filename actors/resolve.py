@@ -13,6 +13,10 @@ import msgspec
 
 from messages.config import Config
 
+CORES_BEHIND = 4  # root, engine, worker, metrics
+CORES_A_FRONT = 2  # its loop, and its threads that encode
+FRONT_ENDS_MAX = 4
+
 
 class Machine(NamedTuple):
     """What the caller found out about where it runs."""
@@ -23,6 +27,7 @@ class Machine(NamedTuple):
     log_dir: str  # of this run
     free_port: int = 0  # one that was free a moment ago
     drawn_seed: int = 0  # by chance
+    gpu_count: int = 0
 
 
 class Settled(NamedTuple):
@@ -53,6 +58,9 @@ def resolve(config: Config, machine: Machine) -> Settled:
         # A seed that were the same in every run would repeat its ids of calls, and its answers to
         # those who want them to differ.
         settle("runtime", "seed", machine.drawn_seed, "drawn for this run")
+    if config.runtime.front_ends == 0:
+        count, why = front_ends_of(config, machine)
+        settle("runtime", "front_ends", count, why)
     if config.worker.threads == 0:
         settle("worker", "threads", machine.core_count, "one for each core")
     if config.scheduler.prefill_budget < config.scheduler.running_max:
@@ -65,3 +73,17 @@ def resolve(config: Config, machine: Machine) -> Settled:
             "a step must have room for one token of each running request",
         )
     return Settled(config, tuple(reasons))
+
+
+def front_ends_of(config: Config, machine: Machine) -> tuple[int, str]:
+    """How many front ends, and why.
+
+    With a fast device one Python process can't write as many events as the device makes tokens; on
+    a CPU the model needs the cores, and one front end is far from being the limit.
+    """
+    if config.runtime.placement != "processes" or not config.gateway.http:
+        return 1, "one, where processes don't share a port"
+    if not machine.gpu_count or config.model.device == "cpu":
+        return 1, "the model computes on the CPU"
+    spare = machine.core_count - CORES_BEHIND
+    return max(1, min(FRONT_ENDS_MAX, spare // CORES_A_FRONT)), f"{machine.core_count} cores"

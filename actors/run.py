@@ -58,6 +58,7 @@ def settle(config: Config, show: Show) -> Settled:
             log_dir=str(make_run_log_dir(Path(config.log.dir) if config.log.dir else None)),
             free_port=free_port(config.gateway.host) if config.gateway.http else 0,
             drawn_seed=secrets.randbelow(2**31 - 1) + 1,
+            gpu_count=gpu_count(),
         ),
     )
 
@@ -107,6 +108,11 @@ def core_count() -> int:
         if quota != "max":
             cores = min(cores, max(1, -(-int(quota) // int(period))))
     return cores
+
+
+def gpu_count() -> int:
+    """NVIDIA devices of this machine; asking torch would take a second and half a gigabyte."""
+    return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def free_port(host: str) -> int:

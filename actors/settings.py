@@ -44,7 +44,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # Not offered as flags or keys: the program itself decides them.
-INTERNAL = frozenset({"gateway.http"})
+INTERNAL = frozenset({"gateway.http", "gateway.shares_port"})
 
 FLAGS: tuple[Flag, ...] = (
     Flag(
@@ -189,6 +189,13 @@ FLAGS: tuple[Flag, ...] = (
         "--placement",
         "one loop, threads of one process, or processes",
         choices=PLACEMENTS,
+    ),
+    Flag(
+        "runtime",
+        "front_ends",
+        "--front-ends",
+        "processes with a gateway, a tokenizer and a detokenizer each, on the one port;"
+        " 0: as the machine has cores to spare",
     ),
     Flag(
         "runtime", "seed", "--seed", "seed of all that no request seeds; 0: another one in each run"

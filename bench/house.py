@@ -125,12 +125,11 @@ class House:
                 self.flying.append((step, self.runner.launch(translate.step_input(step))))
             output.steps.clear()
             now_s = self.now_s()
-            for tail in output.rows:
-                if tail.tokens:
-                    self.run_now.arrivals_s[tail.request].append(now_s)
-                assert tail.problem is None, tail.problem
-            output.rows.clear()
-            output.opened.clear()
+            for mail in output.mails.values():
+                for tail in mail.take().rows:
+                    if tail.tokens:
+                        self.run_now.arrivals_s[tail.request].append(now_s)
+                    assert tail.problem is None, tail.problem
             output.landed.clear()
             output.queue_s.clear()
             questions = list(output.to_cache)

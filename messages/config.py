@@ -40,6 +40,7 @@ class GatewayConfig(Section, frozen=True):
     stream_bytes_max: Positive = 1 << 20  # unread by one client
     stream_stall_s: Seconds = 60.0  # how long a client may leave its stream unread
     recover_s: Seconds = 30.0  # how long an interrupted request waits for the lost part
+    shares_port: bool = False  # other gateways of this tree listen there as well
     choices_max: Positive = 128
     prompts_max: Positive = 256
     stops_max: Positive = 16
@@ -100,6 +101,7 @@ class LogConfig(Section, frozen=True):
 
 class RuntimeConfig(Section, frozen=True):
     placement: str = "processes"  # inline | threads | processes
+    front_ends: NonNegative = 0  # gateways on the one port; 0: by the machine
     seed: NonNegative = 0  # 0: another one in each run
     encode_always: bool = False  # messages are encoded and decoded even within one process
     start_timeout_s: Seconds = 300.0
@@ -120,6 +122,9 @@ class Paths(Section, frozen=True):
     router: str = "router"
     tokenizer: str = "tokenizer"
     gateway: str = "gateway"
+    # All front ends. The gateway `gateways[i]` reads what `detokenizers[i]` writes.
+    gateways: tuple[str, ...] = ("gateway",)
+    detokenizers: tuple[str, ...] = ("detokenizer",)
 
 
 class Config(Section, frozen=True):

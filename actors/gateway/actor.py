@@ -162,6 +162,7 @@ class Gateway(Actor):
             vocab_size=self.facts.vocab_size,
             parsers=parsers_of(self.config, context.notes.get(self.paths.tokenizer, b"")),
         )
+        context.gauge("histrio_streams_open", 0)  # what a life before this one had is gone
         self.ids = context.rng("call ids")
         self.seeds = context.rng("seeds")
         for path in self.needed():
@@ -264,6 +265,13 @@ class Gateway(Actor):
         states = {row.path: row.state for row in self.context.actors()}
         serving = (State.RUNNING, State.DRAINING)
         return [path for path in self.needed() if states.get(path) not in serving]
+
+    def impaired(self) -> list[str]:
+        """What does not run, though this gateway can do without: other front ends, metrics."""
+        needed = {*self.needed(), self.context.address.path}
+        serving = (State.RUNNING, State.DRAINING)
+        rows = self.context.actors()
+        return [row.path for row in rows if row.state not in serving and row.path not in needed]
 
     @property
     def is_open(self) -> bool:

@@ -156,7 +156,12 @@ class App:
         return Response(page, media_type="text/html")
 
     async def health(self, request: Request) -> Response:
-        return self.state_of(self.gateway.missing())
+        """200 as long as this gateway can serve. Names what it can do without, too."""
+        missing = self.gateway.missing()
+        impaired = [] if missing else self.gateway.impaired()
+        if impaired:
+            return json_response({"status": "ok", "impaired": impaired})
+        return self.state_of(missing)
 
     async def ready(self, request: Request) -> Response:
         gateway = self.gateway

@@ -171,7 +171,12 @@ class Site:
             self.gateway.context.log.warning("anyone who reaches this address may use it: no keys")
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         try:
-            bound = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+            bound = socket.create_server(
+                (config.host, config.port),
+                family=family,
+                backlog=BACKLOG,
+                reuse_port=config.shares_port,  # the kernel deals connections out
+            )
         except OSError as error:
             where = f"{config.host}:{config.port}"
             reason = os.strerror(error.errno) if error.errno else str(error)

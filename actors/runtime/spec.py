@@ -44,6 +44,8 @@ class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 30.0
     backoff_first_s: float = 0.1  # the first restart is immediate
     backoff_max_s: float = 10.0
+    # The children start side by side: none of them needs another. Only with ONE_FOR_ONE.
+    starts_together: bool = False
 
 
 class NodeKind(enum.StrEnum):

@@ -2,9 +2,9 @@
 decides, and gives up when that says so.
 
 It does not know nodes or messages: a leaf starts and ends through its `Stage` (the system). Laws: a
-child starts only after the one before it is ready; stops go in reverse; a death of a life that has
-been replaced already changes nothing; when a supervisor gives up, all its children are stopped
-before its own supervisor hears of it.
+child starts only after the one before it is ready, but for a supervisor whose children start
+together; stops go in reverse; a death of a life that has been replaced already changes nothing;
+when a supervisor gives up, all its children are stopped before its own supervisor hears of it.
 """
 
 from __future__ import annotations
@@ -112,14 +112,25 @@ class Branch:
         self._dead.clear()
         self._busy |= set(self.children)  # who dies meanwhile is judged when all are through
         try:
-            for child in self.children.values():
-                await child.start(stage)
+            if self.spec.starts_together:
+                await self._start_together(stage)
+            else:
+                for child in self.children.values():
+                    await child.start(stage)
         except BaseException:
             await self.stop(stage, Reason(Cause.STOPPED, "a sibling did not start"))
             raise
         finally:
             self._busy.clear()
         self._judge_soon()
+
+    async def _start_together(self, stage: Stage) -> None:
+        """Raises the first failure, when all the others are through."""
+        starts = [child.start(stage) for child in self.children.values()]
+        outcomes = await asyncio.gather(*starts, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def stop(self, stage: Stage, reason: Reason) -> None:
         """Ends what it is doing, then its children in reverse order."""

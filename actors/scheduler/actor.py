@@ -1,9 +1,9 @@
 """This file is the scheduler: the core in `schedule.py`, reached by messages.
 
 It does not know tensors, text or clients. One `Step` goes to the worker and one `Tokens` to the
-detokenizer for each step; the cache is spoken to at admission, after prefill chunks, and at the end
-of a request. When the worker or the cache dies, this actor is restarted with them and starts from
-nothing: the gateway submits again what was open.
+detokenizer of each front end for each step; the cache is spoken to at admission, after prefill
+chunks, and at the end of a request. When the worker or the cache dies, this actor is restarted with
+them and starts from nothing: the gateway submits again what was open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from actors.scheduler.schedule import Schedule
 from messages import cache, detokenizer, gateway, worker
 from messages import scheduler as inbox
 from messages.config import CacheConfig, Paths, SchedulerConfig
-from messages.detokenizer import Tokens
 from messages.scheduler import (
     Acquired,
     Cancel,
@@ -62,6 +61,7 @@ class Scheduler(Actor):
         self.config = scheduler
         self.paths = paths
         self.shown = (-1, -1)  # running and waiting, as last published
+        self.dead: dict[str, int] = {}  # gateways: the last incarnation that is known to be dead
 
     async def on_start(self) -> bytes:
         facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
@@ -69,12 +69,19 @@ class Scheduler(Actor):
         self.grammars = Grammars(self.config.grammar_timeout_s)
         self.cache: Ref[cache.In] = self.context.peer(self.paths.cache)
         self.worker: Ref[worker.In] = self.context.peer(self.paths.worker)
-        self.detokenizer: Ref[detokenizer.In] = self.context.peer(self.paths.detokenizer)
-        self.context.watch(self.paths.gateway)
+        self.detokenizers: dict[str, Ref[detokenizer.In]] = {}  # by the gateway's path
+        pairs = zip(self.paths.gateways, self.paths.detokenizers, strict=True)
+        for gateway_path, detokenizer_path in pairs:
+            self.detokenizers[gateway_path] = self.context.peer(detokenizer_path)
+            self.context.watch(gateway_path)
         self._show()
         return b""
 
     def on_submit(self, message: Submit) -> None:
+        if message.reply_to.incarnation <= self.dead.get(message.reply_to.path, 0):
+            # It was on its way when its gateway died; nobody is left to read what it makes.
+            self.context.count("histrio_submits_lost_total")
+            return
         waiting = self.grammars.attempt_of(message.request)
         if waiting is not None:
             if waiting >= message.attempt:
@@ -174,6 +181,7 @@ class Scheduler(Actor):
         self._go_on()
 
     def on_down(self, down: Down) -> None:
+        self.dead[down.address.path] = down.address.incarnation
         self.grammars.take_of(down.address)
         self.schedule.lose(down.address)
         self._go_on()
@@ -183,7 +191,7 @@ class Scheduler(Actor):
         # that lives (also the end of some request, to the detokenizer) would leave requests waiting
         # for ever: better to start afresh.
         is_alive = notice.cause in (Cause.FULL, Cause.EXPIRED, Cause.UNREADABLE)
-        peers = (self.paths.worker, self.paths.cache, self.paths.detokenizer)
+        peers = (self.paths.worker, self.paths.cache, *self.paths.detokenizers)
         if is_alive and notice.target.path in peers:
             raise RuntimeError(f"{notice.kind} to {notice.target.path} was lost: {notice.cause}")
 
@@ -208,10 +216,9 @@ class Scheduler(Actor):
         for step in output.steps:
             self.worker.tell(step)
         output.steps.clear()
-        if output.rows:
-            self.detokenizer.tell(Tokens(tuple(output.rows), tuple(output.opened)))
-            output.rows.clear()
-            output.opened.clear()
+        for gateway_path, mail in output.mails.items():
+            if mail.rows:
+                self.detokenizers[gateway_path].tell(mail.take())
         self._count()
         self._show()
 

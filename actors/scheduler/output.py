@@ -7,6 +7,7 @@ goes to the cache goes before the tails that acknowledge it.
 from __future__ import annotations
 
 from actors.scheduler.finish import usage_of
+from actors.scheduler.mail import Mail
 from actors.scheduler.request import Request
 from messages import cache
 from messages.detokenizer import Open, Tail
@@ -22,11 +23,10 @@ class Output:
         "cached_tokens",
         "generated_tokens",
         "landed",
-        "opened",
+        "mails",
         "prompt_tokens",
         "queue_s",
         "retraction_count",
-        "rows",
         "steps",
         "to_cache",
     )
@@ -34,8 +34,7 @@ class Output:
     def __init__(self) -> None:
         self.to_cache: list[cache.In] = []
         self.steps: list[Step] = []
-        self.opened: list[Open] = []
-        self.rows: list[Tail] = []
+        self.mails: dict[str, Mail] = {}  # by the path of the gateway that reads it
         self.landed: list[tuple[float, int]] = []  # seconds and rows of steps that are done
         self.queue_s: list[float] = []  # how long those admitted first now had waited
         self.prompt_tokens = 0
@@ -43,12 +42,19 @@ class Output:
         self.generated_tokens = 0
         self.retraction_count = 0
 
+    def mail(self, gateway: str) -> Mail:
+        """What goes to the front end of that gateway."""
+        mail = self.mails.get(gateway)
+        if mail is None:
+            mail = self.mails[gateway] = Mail()
+        return mail
+
     def announce(self, request: Request) -> None:
         """The detokenizer is told of a request before its first tail."""
         assert not request.is_announced
         request.is_announced = True
         emitted = request.tokens[request.prompt_len :][: request.resumed_len].tobytes()
-        self.opened.append(
+        request.mail.opened.append(
             Open(
                 request.id,
                 request.attempt,
@@ -71,7 +77,7 @@ class Output:
         """A terminal tail without tokens."""
         if not request.is_announced:
             self.announce(request)
-        self.rows.append(
+        request.mail.rows.append(
             Tail(
                 request.id,
                 request.attempt,
@@ -92,7 +98,8 @@ class Output:
         """The terminal tail of a request that was never taken in."""
         prompt_len = len(message.prompt) // 4
         usage = Usage(prompt_tokens=prompt_len)
-        self.opened.append(
+        mail = self.mail(message.reply_to.path)
+        mail.opened.append(
             Open(
                 message.request,
                 message.attempt,
@@ -102,7 +109,7 @@ class Output:
                 usage,
             )
         )
-        self.rows.append(
+        mail.rows.append(
             Tail(
                 message.request,
                 message.attempt,

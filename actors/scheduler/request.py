@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from array import array
 
+from actors.scheduler.mail import Mail
 from messages.scheduler import Submit
 from messages.types import unpack
 
@@ -80,6 +81,7 @@ class Request:
         "is_retiring",
         "last_step",
         "limit_len",
+        "mail",
         "match_len",
         "namespace",
         "overtaken_count",
@@ -103,11 +105,19 @@ class Request:
     )
 
     def __init__(
-        self, submit: Submit, *, arrival: int, now_s: float, limit_len: int, eos_ids: frozenset[int]
+        self,
+        submit: Submit,
+        *,
+        mail: Mail,
+        arrival: int,
+        now_s: float,
+        limit_len: int,
+        eos_ids: frozenset[int],
     ) -> None:
         self.id = submit.request
         self.attempt = submit.attempt
         self.reply_to = submit.reply_to
+        self.mail = mail  # of its front end
         self.sampling = submit.sampling
         self.stop = submit.stop
         self.grammar = submit.grammar

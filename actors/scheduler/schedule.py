@@ -68,6 +68,7 @@ class Schedule:
         self._arrival += 1
         request = Request(
             message,
+            mail=self.output.mail(message.reply_to.path),
             arrival=self._arrival,
             now_s=now_s,
             limit_len=min(self.facts.context_len, self.capacity_len),
@@ -163,7 +164,6 @@ class Schedule:
                 if request is not None:
                     self._fail(request, finish.unbounded(request) if slot in refused else None)
         self._commit(flight)
-        tails = self.output.rows
         count = 0
         for request, token, packed, logprob in sampled(flight, message):
             if request.state is State.DONE:
@@ -176,15 +176,15 @@ class Schedule:
             index = len(tokens) - request.prompt_len - 1
             logprobs = () if logprob is None else (logprob,)
             if len(tokens) < request.limit_len and token not in request.stop_ids:
-                tails.append(Tail(request.id, request.attempt, index, packed, logprobs))
+                request.mail.rows.append(Tail(request.id, request.attempt, index, packed, logprobs))
                 continue
             over = finish.finish_of(request)
             if over is None:
-                tails.append(Tail(request.id, request.attempt, index, packed, logprobs))
+                request.mail.rows.append(Tail(request.id, request.attempt, index, packed, logprobs))
                 continue
             reason, matched = over
             usage = finish.usage_of(request)
-            tails.append(
+            request.mail.rows.append(
                 Tail(request.id, request.attempt, index, packed, logprobs, reason, matched, usage)
             )
             self._pace.ended(now_s)

@@ -104,6 +104,29 @@ async def test_children_start_in_order_each_after_the_one_before_is_ready() -> N
         assert p.actor("b").context.notes["a"] == b"ready"
 
 
+async def test_children_that_start_together_do_not_wait_for_each_other() -> None:
+    slow = {"settings": Settings(start_s=3.0)}
+    pair = Supervisor(
+        name="pair",
+        children=(child("a", arguments=slow), child("b", arguments=slow)),
+        starts_together=True,
+    )
+    async with play(tree(pair, child("c"))) as p:
+        assert asyncio.get_running_loop().time() < 6.0
+        assert {"pair/a", "pair/b"} <= set(p.actor("c").context.notes)
+
+
+async def test_of_children_that_start_together_one_that_fails_ends_the_others() -> None:
+    fabric = SimFabric()
+    failing = child("b", arguments={"settings": Settings(fails=True)})
+    pair = Supervisor(name="pair", children=(child("a"), failing), starts_together=True)
+    system = System(tree(pair), fabric=fabric)
+    with pytest.raises(StartFailed, match="pair/b: RuntimeError: does not start"):
+        await system.start()
+    assert system.local("pair/a") is None
+    assert not fabric.hub.transports
+
+
 async def test_a_failed_start_leaves_nothing_behind() -> None:
     fabric = SimFabric()
     root = tree(child("a"), child("b", arguments={"settings": Settings(fails=True)}))

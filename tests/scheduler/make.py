@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actors.scheduler.mail import Mail
 from actors.scheduler.request import Event, Request
 from messages.base import Address
 from messages.scheduler import Submit
@@ -46,7 +47,14 @@ def make_request(
     sampling: Sampling | None = None,
 ) -> Request:
     submit = make_submit(name, prompt, emitted=emitted, priority=priority, sampling=sampling)
-    return Request(submit, arrival=arrival, now_s=0.0, limit_len=limit_len, eos_ids=eos_ids)
+    return Request(
+        submit,
+        mail=Mail(),
+        arrival=arrival,
+        now_s=0.0,
+        limit_len=limit_len,
+        eos_ids=eos_ids,
+    )
 
 
 def make_running(

@@ -1,0 +1,155 @@
+"""Several gateways on one port, in processes of their own: one dies, the others don't notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.house.server import WAIT_S, Server, eventually
+
+TOKENS = 400
+STREAMS = 8
+FRONTS = ("fronts/0/gateway", "fronts/1/gateway")
+
+
+@pytest.fixture(scope="module")
+def two(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server with two front ends, for the whole module."""
+    server = Server(tiny, tmp_path_factory.mktemp("fronts"), "--front-ends", "2")
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+def pid_of(server: Server, path: str) -> int:
+    pid: int = server.rows()[path]["pid"]
+    return pid
+
+
+def peer_ports(pid: int) -> set[int]:
+    """The clients' ports of all connections that a process has."""
+    return {c.raddr.port for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
+
+
+def body(prompt: str, *, stream: bool = True) -> dict[str, object]:
+    return {
+        "model": "tiny-llama",
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": stream,
+        "ignore_eos": True,
+    }
+
+
+def ask(server: Server, prompt: str) -> str:
+    url = server.url + "/v1/completions"
+    found = httpx.post(url, json=body(prompt, stream=False), timeout=WAIT_S)
+    return str(found.json()["choices"][0]["text"])
+
+
+class Reader:
+    """One stream, on a connection of its own. `started` is called at its first event."""
+
+    def __init__(self, server: Server, prompt: str) -> None:
+        self.url = server.url + "/v1/completions"
+        self.prompt = prompt
+        self.port = 0  # ours
+        self.text = ""
+        self.is_whole = False
+
+    def read(self, started: Callable[[], object]) -> None:
+        try:
+            with httpx.stream("POST", self.url, json=body(self.prompt), timeout=WAIT_S) as got:
+                assert got.status_code == 200
+                address = got.extensions["network_stream"].get_extra_info("client_addr")
+                self.port = address[1]
+                started()
+                for line in got.iter_lines():
+                    if line == "data: [DONE]":
+                        self.is_whole = True
+                    elif line:
+                        chunk = json.loads(line.removeprefix("data: "))
+                        self.text += "".join(choice["text"] for choice in chunk["choices"])
+        except httpx.HTTPError:
+            pass  # its gateway died
+
+
+def test_both_front_ends_answer_and_say_the_same_of_the_house(two: Server) -> None:
+    pids = {pid_of(two, path) for path in FRONTS}
+    assert len(pids) == 2
+    seen: set[int] = set()
+
+    def look() -> bool:
+        with httpx.Client(timeout=5.0) as client:
+            rows = client.get(two.url + "/actors")
+            port = rows.extensions["network_stream"].get_extra_info("client_addr")[1]
+            seen.update(pid for pid in pids if port in peer_ports(pid))
+            assert {row["path"] for row in rows.json() if row["state"] == "running"} >= set(FRONTS)
+            assert client.get(two.url + "/health").json() == {"status": "ok"}
+            assert "histrio_loop_lag_seconds" in client.get(two.url + "/metrics").text
+        return seen == pids
+
+    eventually(look, "both gateways are reached")
+    before = two.metric("histrio_requests_total")
+    for index in range(6):
+        ask(two, f"Count {index}")
+    eventually(lambda: two.metric("histrio_requests_total") == before + 6, "all are counted")
+
+
+def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:
+    prompts = [f"Once upon a time {index}" for index in range(STREAMS)]
+    expected = {prompt: ask(two, prompt) for prompt in prompts}
+    victim = "fronts/0/gateway"
+    pid = pid_of(two, victim)
+    readers = [Reader(two, prompt) for prompt in prompts]
+    ports: set[int] = set()
+
+    def kill() -> None:
+        ports.update(peer_ports(pid))
+        os.kill(pid, signal.SIGKILL)
+
+    barrier = Barrier(STREAMS, action=kill)
+    with ThreadPoolExecutor(STREAMS) as pool:
+        list(pool.map(lambda reader: reader.read(lambda: barrier.wait(WAIT_S)), readers))
+    for reader in readers:
+        if reader.port not in ports:
+            assert reader.is_whole
+            assert reader.text == expected[reader.prompt]
+        else:
+            assert expected[reader.prompt].startswith(reader.text)
+
+    def is_back() -> bool:
+        row = two.rows()[victim]
+        return row["incarnation"] == 2 and row["state"] == "running"
+
+    eventually(is_back, "the front end is back")
+    eventually(lambda: two.metric("histrio_requests_running") == 0, "its requests are ended")
+    eventually(lambda: two.metric('histrio_pages{state="leased"}') == 0, "its pages are free")
+    assert two.metric("histrio_streams_open") == 0
+    again = pid_of(two, victim)
+
+    def serves() -> bool:
+        with httpx.Client(timeout=WAIT_S) as client:
+            found = client.post(two.url + "/v1/completions", json=body("Again", stream=False))
+            assert found.status_code == 200
+            port = found.extensions["network_stream"].get_extra_info("client_addr")[1]
+            return port in peer_ports(again)
+
+    eventually(serves, "it serves on the same port")
+
+
+def test_a_second_server_does_not_join_the_port(two: Server, serve: Callable[..., Server]) -> None:
+    other = serve("--front-ends", "2", "--port", str(two.port))
+    assert other.wait() != 0
+    assert "cannot listen" in other.said()
