@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.gateway.access import Access, Cors
 from actors.gateway.doors.generate import generate_routes
+from actors.gateway.doors.responses import Responses
 from actors.gateway.errors import Refused, answer, answer_http, unavailable
 from actors.gateway.exchange import (
     Exchange,
@@ -46,6 +47,7 @@ class App:
         self.access = access or Access()
         self.cors = Cors(gateway.config.cors_origins)
         self.started_s = int(time.time())
+        self.responses = Responses(gateway)
         self.router = Router(
             [
                 Route("/", self.index),
@@ -56,6 +58,7 @@ class App:
                 Route("/v1/models", self.models),
                 Route("/v1/models/{model:path}", self.model),
                 *generate_routes(gateway),
+                *self.responses.routes(),
             ],
             redirect_slashes=False,
             default=self.unknown,

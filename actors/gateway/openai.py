@@ -43,7 +43,7 @@ NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
     "modalities": frozenset({b'["text"]', b'[ "text" ]'}),
     "function_call": frozenset({b'"none"'}),
 }
-B = TypeVar("B", bound=Generation)
+B = TypeVar("B")
 
 
 class Limits(NamedTuple):

@@ -1,0 +1,285 @@
+"""This file is the door of the Responses API: create, get, cancel, delete, and what was asked.
+
+It does not know the dialect (`actors/gateway/responses/`) nor how a call runs. What it keeps is in
+this process's memory, as much as the settings say, and is gone with it.
+Laws: an answer is kept once it is whole, and from its begin if it is made in the background; a
+client that leaves has its call closed, but for one that is made in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from actors.gateway.call import Row
+from actors.gateway.dialect import Head
+from actors.gateway.errors import Refused, invalid, unavailable
+from actors.gateway.exchange import (
+    SSE_HEADERS,
+    Exchange,
+    Gone,
+    HttpRefused,
+    json_response,
+    read_rows,
+)
+from actors.gateway.openai import Ask
+from actors.gateway.responses.reading import as_input, decode_responses, input_items, read_responses
+from actors.gateway.responses.store import Kept, ResponseStore
+from actors.gateway.responses.writing import ResponseWriter
+from actors.gateway.sse import encode
+from messages.responses import DeletedReply, InputItem, InputPart, ItemList, ResponsesBody
+from messages.types import Fault, Problem
+
+if TYPE_CHECKING:
+    from actors.gateway.actor import Gateway, Stream
+
+PATH = "/v1/responses"
+LIST_MAX = 100
+
+
+class Asked:
+    """A body, read: what is to be made of it, and what will be kept."""
+
+    def __init__(
+        self,
+        body: ResponsesBody,
+        ask: Ask,
+        head: Head,
+        history: tuple[InputItem, ...],
+        fresh: tuple[InputItem, ...],
+    ) -> None:
+        self.body = body
+        self.ask = ask
+        self.history = history
+        self.fresh = fresh
+        self.writer = ResponseWriter(body, ask, head)
+
+
+class Responses:
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        config = gateway.config
+        self.tasks: dict[str, asyncio.Task[None]] = {}  # of the background
+        self.store = ResponseStore(config.responses_max, config.responses_bytes_max)
+
+    def routes(self) -> list[Route]:
+        one = PATH + "/{response_id}"
+        return [
+            Route(PATH, Create(self), methods=["POST"]),
+            Route(one, self.get, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(one + "/cancel", self.cancel, methods=["POST"]),
+            Route(one + "/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    def read(self, body: bytes, call_id: str, created_s: float) -> Asked:
+        """Raises Refused."""
+        gateway = self.gateway
+        found = decode_responses(body)
+        fresh = input_items(found)
+        history = (*self.before(found.previous_response_id), *fresh)
+        ask = read_responses(found, history, gateway.limits, gateway.draw_seed, created_s)
+        head = Head(f"resp_{call_id}", int(created_s), gateway.limits.model)
+        return Asked(found, ask, head, history, fresh)
+
+    def before(self, response_id: str | None) -> tuple[InputItem, ...]:
+        """All that was said up to an answer, itself included."""
+        if response_id is None:
+            return ()
+        kept = self.store.get(response_id)
+        if kept is None:
+            message = f"There is no response `{response_id[:100]}` here (any more)."
+            raise invalid(message, "previous_response_id", "previous_response_not_found")
+        if kept.reply.status not in ("completed", "incomplete"):
+            message = f"The response `{response_id[:100]}` is {kept.reply.status}."
+            raise invalid(message, "previous_response_id")
+        return (*kept.history, *(as_input(item) for item in kept.reply.output))
+
+    def keep(self, asked: Asked, cancel: Callable[[], None] | None = None) -> None:
+        reply = asked.writer.reply
+        if reply.store:
+            self.store.put(Kept(reply, asked.history, asked.fresh, cancel))
+
+    def begin(self, asked: Asked, call_id: str) -> None:
+        """Makes an answer in the background. Raises Refused."""
+        if not self.store.count_max:
+            raise invalid("`background` needs a server that keeps responses.", "background")
+        stream = self.gateway.open(asked.ask.call, call_id)
+        response_id = asked.writer.reply.id
+        stream.names = (response_id, call_id)
+        self.keep(asked, stream.close)
+        task = asyncio.create_task(self.make(asked, stream), name=f"response {call_id}")
+        self.tasks[response_id] = task
+        task.add_done_callback(lambda _: self.tasks.pop(response_id, None))
+
+    async def make(self, asked: Asked, stream: Stream) -> None:
+        writer = asked.writer
+        response_id = writer.reply.id
+        try:
+            while rows := await stream.read():
+                writer.write(rows)
+            writer.end(int(time.time()))
+        except Refused as refused:
+            if stream.is_closed:
+                writer.cancel()
+            else:
+                writer.fail(refused.problem)
+        except Exception:  # one answer fails, not the gateway with all that it has open
+            self.gateway.context.log.exception("response failed", request=stream.call_id)
+            message = "The server failed on this request."
+            writer.fail(Problem(fault=Fault.INTERNAL, message=message))
+        finally:
+            stream.close()
+        if self.store.get(response_id) is not None:
+            self.keep(asked)
+
+    def find(self, request: Request) -> Kept:
+        response_id = request.path_params["response_id"]
+        kept = self.store.get(response_id)
+        if kept is None:
+            message = f"There is no response `{response_id[:100]}` here (any more)."
+            raise Refused(Problem(fault=Fault.NOT_FOUND, message=message, param="response_id"))
+        return kept
+
+    async def get(self, request: Request) -> Response:
+        if request.query_params.get("stream") == "true":
+            raise invalid("A response cannot be streamed again.", "stream")
+        return json_response(self.find(request).reply)
+
+    async def delete(self, request: Request) -> Response:
+        kept = self.find(request)
+        self.store.remove(kept.reply.id)
+        if kept.cancel is not None:
+            kept.cancel()
+        return json_response(DeletedReply(id=kept.reply.id, object="response"))
+
+    async def cancel(self, request: Request) -> Response:
+        kept = self.find(request)
+        if not kept.reply.background:
+            raise invalid("Only a response with `background` can be cancelled.", "response_id")
+        if kept.cancel is not None:
+            kept.cancel()
+            if kept.reply.id in self.tasks:
+                await asyncio.wait([self.tasks[kept.reply.id]])
+            kept = self.find(request)
+        return json_response(kept.reply)
+
+    async def input_items(self, request: Request) -> Response:
+        kept = self.find(request)
+        query = request.query_params
+        limit = query.get("limit", "20")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= LIST_MAX):
+            raise invalid(f"`limit` must be between 1 and {LIST_MAX}.", "limit")
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("`order` must be asc or desc.", "order")
+        items = [identified(item, kept.reply.id, i) for i, item in enumerate(kept.input)]
+        if order == "desc":
+            items.reverse()
+        after = query.get("after")
+        ids = [item.id for item in items]
+        if after is not None:
+            if after not in ids:
+                raise invalid("`after` is no item of this response.", "after")
+            items = items[ids.index(after) + 1 :]
+        page = items[: int(limit)]
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        listed = ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > len(page))
+        return json_response(listed)
+
+
+def identified(item: InputItem, response_id: str, index: int) -> InputItem:
+    """With an id, the type said, and content as parts: as the dialect lists items."""
+    content = item.content
+    if isinstance(content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        content = [InputPart(type=kind, text=content)]
+    item_id = item.id or f"item_{response_id.removeprefix('resp_')}_{index}"
+    return structs.replace(item, id=item_id, content=content)
+
+
+class Create:
+    """POST /v1/responses, an ASGI application of its own: see `Generate`."""
+
+    def __init__(self, responses: Responses) -> None:
+        self.responses = responses
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self.responses.gateway
+        exchange: Exchange = scope["exchange"]
+        asked = await self.read(exchange)
+        if asked.body.background:
+            self.responses.begin(asked, exchange.made_id)
+            await exchange.respond(200, encode(asked.writer.reply))
+            return
+        stream = gateway.open(asked.ask.call, exchange.made_id)
+        stream.on_cut = exchange.abort
+        stream.names = (asked.writer.reply.id, exchange.made_id)
+        if exchange.given_id is not None:
+            stream.names += (exchange.given_id,)
+        watcher = asyncio.create_task(self.watch(exchange, stream))
+        try:
+            rows = await read_rows(stream)
+            if asked.body.stream:
+                await self.answer_stream(exchange, asked, stream, rows)
+            else:
+                await self.answer_plain(exchange, asked, stream, rows)
+        finally:
+            watcher.cancel()
+            stream.close()
+
+    async def read(self, exchange: Exchange) -> Asked:
+        gateway = self.responses.gateway
+        config = gateway.config
+        created_s = time.time()
+        try:
+            if not gateway.is_open:
+                raise Refused(unavailable("The server is shutting down."))
+            body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
+            return self.responses.read(body, exchange.made_id, created_s)
+        except (Refused, HttpRefused):
+            gateway.context.count("histrio_requests_total", outcome="refused")
+            raise
+
+    async def watch(self, exchange: Exchange, stream: Stream) -> None:
+        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        stream.close()
+
+    async def answer_plain(
+        self, exchange: Exchange, asked: Asked, stream: Stream, rows: list[Row]
+    ) -> None:
+        asked.writer.begin()
+        while rows:
+            asked.writer.write(rows)
+            rows = await read_rows(stream)
+        asked.writer.end(int(time.time()))
+        self.responses.keep(asked)
+        await exchange.respond(200, encode(asked.writer.reply))
+
+    async def answer_stream(
+        self, exchange: Exchange, asked: Asked, stream: Stream, rows: list[Row]
+    ) -> None:
+        writer = asked.writer
+        await exchange.start(200, SSE_HEADERS)
+        await exchange.write(writer.begin())
+        try:
+            while rows:
+                if data := writer.write(rows):
+                    await exchange.write(data)
+                rows = await read_rows(stream)
+            last = writer.end(int(time.time()))
+        except Gone:
+            raise
+        except Refused as refused:
+            last = writer.fail(refused.problem)
+        self.responses.keep(asked)
+        await exchange.write_last(last)
