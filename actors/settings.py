@@ -178,6 +178,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
     Flag("worker", "attention", "--attention", "attention backend"),
     Flag("worker", "grammar", "--grammar-backend", "engine of structured output"),
+    Flag("worker", "hang_s", "--forward-hang", "seconds without progress that end a forward"),
     Flag("worker", "memory_fraction", "--memory-fraction", "of the free memory, for the KV pool"),
     Flag("log", "dir", "--log-dir", "where each run gets a directory of logs", metavar="DIR"),
     Flag("log", "level", "--log-level", "least level that is written", choices=LEVELS),

@@ -132,6 +132,10 @@ class Runner:
         flight = steps.launch(step)
         return Landed(flight) if isinstance(flight, StepOutput) else flight
 
+    def progress(self) -> int | None:
+        """Changes while a step computes, see `Ops.progress`. From any thread."""
+        return self.model.ops.progress()
+
     @property
     def is_asynchronous(self) -> bool:
         """Whether `launch` returns before the step has run."""

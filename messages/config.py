@@ -89,6 +89,7 @@ class WorkerConfig(Section, frozen=True):
     threads: NonNegative = 0  # 0: as many as cores
     attention: str = "auto"
     grammar: str = "auto"  # the engine of structured output
+    hang_s: Seconds = 1.5  # a forward without any progress for so long is hung
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
 
 
@@ -107,7 +108,7 @@ class RuntimeConfig(Section, frozen=True):
     start_timeout_s: Seconds = 300.0
     drain_s: Seconds = 30.0
     heartbeat_s: Seconds = 0.25
-    hang_s: Seconds = 2.0
+    hang_s: Seconds = 1.5
     check: bool = False  # actors run their cores' check() when idle
 
 

@@ -207,6 +207,11 @@ class Context(ABC):
         """After `on_drain`: nothing is left to finish. Only for actors that have an `on_drain`."""
 
     @abstractmethod
+    def hung(self, detail: str) -> None:
+        """Ends the actor as one that makes no progress; a process of its own ends with it, since
+        what hangs in it (a thread) can't be ended otherwise."""
+
+    @abstractmethod
     def crash(self, error: BaseException) -> None:
         """Ends the actor as if a handler had raised."""
 

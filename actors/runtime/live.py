@@ -22,7 +22,7 @@ from actors.runtime.crew import Crew
 from actors.runtime.directory import ExactTarget
 from actors.runtime.life import Life
 from messages.base import Address, Message
-from messages.system import ActorRow, Cause
+from messages.system import ActorRow, Cause, Reason
 
 M = TypeVar("M", contravariant=True)
 T = TypeVar("T")
@@ -168,6 +168,9 @@ class LiveContext(Context):
 
     def drained(self) -> None:
         self._life.drained()
+
+    def hung(self, detail: str) -> None:
+        self._life.end(Reason(Cause.HUNG, detail))
 
     def crash(self, error: BaseException) -> None:
         self._life.crash(error)

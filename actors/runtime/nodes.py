@@ -150,6 +150,12 @@ class Nodes:
                 self.log.error("node killed", peer=name, detail=reason.detail)
             outpost.launched.kill()
 
+    def kill_process(self, name: str, reason: Reason) -> None:
+        """Ends a node that is a process of its own; threads can't be ended."""
+        outpost = self.outposts.get(name)
+        if outpost is not None and outpost.place.kind is spec.NodeKind.PROCESS:
+            self.kill(name, reason)
+
     # News
 
     def link_up(self, name: str, incarnation: int) -> None:

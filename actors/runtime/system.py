@@ -345,6 +345,8 @@ class System:
             )
         labels = (("actor", leaf.path), ("cause", str(reason.cause)))
         self.node.tally.count("histrio_deaths_total", 1, labels)
+        if reason.cause is Cause.HUNG and ended is None:  # it has said so itself
+            self.nodes.kill_process(leaf.child.node, reason)
         starting = self._starting.get(leaf.path)
         if starting is not None and not starting.done():
             self._publish(leaf, State.FAILED)

@@ -76,6 +76,7 @@ class Cell:
         self.watched: set[str] = set()
         self.is_drained = False
         self.crashed: BaseException | None = None
+        self.hung: str | None = None
         self.answer: Callable[[str, Message], Outcome] = lambda path, message: Rejected(
             Cause.NOBODY
         )
@@ -324,6 +325,9 @@ class CellContext(Context):
 
     def drained(self) -> None:
         self.cell.is_drained = True
+
+    def hung(self, detail: str) -> None:
+        self.cell.hung = detail
 
     def crash(self, error: BaseException) -> None:
         self.cell.crashed = error

@@ -3,7 +3,8 @@
 It does not know requests, pages' owners or policies: it executes the steps that it is sent, in
 order, in one thread of its own, so that its loop answers while a forward runs. Where the device
 computes by itself, a second thread waits for it, so that the next step is launched meanwhile. It
-holds no queue of its own beyond the credits that it grants (`Facts.credits`).
+holds no queue of its own beyond the credits that it grants (`Facts.credits`). A forward that makes no progress (`watch.py`)
+is the end of this life, and of its process: a stuck thread can't be ended otherwise.
 
 Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
 empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
@@ -21,12 +22,14 @@ import msgspec
 from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
 from actors.worker.grammar import Grammars
+from actors.worker.watch import Watch
 from kernels.runner import Flight, Runner, RunnerOptions
 from messages import worker
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
 from messages.scheduler import Compiled
 
+CPU_GRAIN_S = 0.02  # less than this in a look is what the loop itself uses
 FORWARD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -50,6 +53,11 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Look whether the forward goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class GrammarDone:
     """A grammar that a thread is through with, and who asked for it."""
 
@@ -61,7 +69,7 @@ class Worker(Actor):
     """Executes steps on one rank."""
 
     accepts = worker.In
-    private = Executed | Launched | GrammarDone
+    private = Executed | Launched | GrammarDone | Look
     mailbox = MailboxSpec(count_max=16)
     # Grammars are compiled beside the steps, two at once: a slow one does not stop the others.
     offload_threads = {"forward": 1, "device": 1, "grammar": 2}
@@ -94,6 +102,8 @@ class Worker(Actor):
         self.runner: Runner
         self.epoch: int | None = None
         self.lock = threading.Lock()  # of the runner, between the two threads
+        self.watch = Watch(worker.hang_s)
+        self.step_count = 0  # that have come and are not answered
 
     async def on_start(self) -> bytes:
         self.runner = await self.context.in_thread(self.load, lane="forward")
@@ -143,11 +153,26 @@ class Worker(Actor):
     def on_step(self, message: worker.Step) -> None:
         asker = self.context.sender
         assert asker is not None, "a step without a sender cannot be answered"
+        self.step_count += 1
+        if self.step_count == 1:
+            self.watch.begin(self.progress())
+            self.context.start_timer("look", Look(), every_s=self.watch.look_s)
         self.context.offload(
             lambda: self.launch(message, asker),
             lambda done: done if isinstance(done, Launched) else Executed(message, asker, done),
             lane="forward",
         )
+
+    def progress(self) -> int:
+        """What changes while the forward goes on. Without a finer count, the processor time of this
+        process: a thread that waits for ever uses none."""
+        counted = self.runner.progress()
+        return counted if counted is not None else int(time.process_time() / CPU_GRAIN_S)
+
+    def on_look(self, message: Look) -> None:
+        quiet_s = self.watch.look(self.progress())
+        if quiet_s is not None:
+            self.context.hung(f"a forward made no progress for {quiet_s:g} s")
 
     def on_launched(self, message: Launched) -> None:
         self.context.offload(
@@ -212,6 +237,11 @@ class Worker(Actor):
 
     def on_executed(self, message: Executed) -> None:
         answer = message.answer
+        self.step_count -= 1
+        if self.step_count:
+            self.watch.begin(self.progress())  # the next one has begun: that is progress as well
+        else:
+            self.context.cancel_timer("look")
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, worker.StepDone):

@@ -89,6 +89,11 @@ class Ops(Protocol):
         """How many threads of the host operators may use; of this process as a whole."""
         ...
 
+    def progress(self) -> int | None:
+        """A number that changes all the time while operators of this process compute, however
+        long one takes; None where nothing counts so finely. From any thread."""
+        ...
+
     def fuse(self, decoder: Any) -> FusedForward | None:
         """All of `decoder` (a loaded `layers.decoder.Decoder`) in one call, where that exists."""
         ...

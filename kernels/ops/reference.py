@@ -53,6 +53,9 @@ class ReferenceOps:
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
 
+    def progress(self) -> int | None:
+        return None
+
     def fuse(self, decoder: Any) -> None:
         return None
 

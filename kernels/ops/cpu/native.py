@@ -75,6 +75,7 @@ class BatchStruct(ctypes.Structure):
 # fmt: off
 SIGNATURES = {
     "hs_set_threads": (c_int,),
+    "hs_progress": (),
     "hs_describe_format": (c_int, c_void_p),
     "hs_pack_blocks": (c_void_p, c_int, c_void_p, c_void_p, c_void_p),
     "hs_pack_dense": (c_void_p, c_void_p, c_void_p),

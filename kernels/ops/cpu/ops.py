@@ -69,6 +69,9 @@ class CpuOps:
         torch.set_num_threads(1)
         native.check(self.library.hs_set_threads(count))
 
+    def progress(self) -> int | None:
+        return int(self.library.hs_progress())
+
     def fuse(self, decoder: Any) -> CpuDecoder | None:
         return CpuDecoder(self.library, decoder)
 

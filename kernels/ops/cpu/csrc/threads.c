@@ -39,6 +39,17 @@ static struct {
     pthread_mutex_t caller;
 } pool = {.wanted = 1, .caller = PTHREAD_MUTEX_INITIALIZER};
 
+/* Pieces done since the start, by anybody: whoever looks twice sees whether work goes on. */
+static _Atomic uint32_t pieces_done;
+
+static void count_piece(void) {
+    atomic_fetch_add_explicit(&pieces_done, 1, memory_order_relaxed);
+}
+
+EXPORT int hs_progress(void) {
+    return (int)(atomic_load_explicit(&pieces_done, memory_order_relaxed) & 0x7fffffff);
+}
+
 static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -53,6 +64,7 @@ static int take_piece(int worker) {
                                                   memory_order_acq_rel, memory_order_acquire)) {
             /* The job can't end before this piece does, so its fields stay as they are. */
             pool.task(pool.argument, pool.count - (int64_t)(uint32_t)word, worker);
+            count_piece();
             atomic_fetch_add_explicit(&pool.done, 1, memory_order_release);
             return 1;
         }
@@ -136,7 +148,10 @@ int hs_thread_count(void) {
  * is below THREADS_MAX and differs between pieces that run at one time. */
 void hs_parallel(hs_task task, void *argument, int64_t count) {
     if (count <= 1 || pool.wanted == 1 || pthread_mutex_trylock(&pool.caller) != 0) {
-        for (int64_t i = 0; i < count; i++) task(argument, i, 0);
+        for (int64_t i = 0; i < count; i++) {
+            task(argument, i, 0);
+            count_piece();
+        }
         return;
     }
     if (pool.started < pool.wanted - 1) start_threads();
