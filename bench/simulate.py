@@ -66,7 +66,7 @@ def main(words: list[str]) -> int:
     begin_s = time.monotonic()
     results: list[Result] = []
     failures: list[Failure] = []
-    with tempfile.TemporaryDirectory(prefix="histrio-simulate-") as folder:
+    with tempfile.TemporaryDirectory(prefix="simulated-") as folder:
         model = str(make_tokenizer(Path(folder)))
         for found in run_all(seeds, seconds, arguments.shuffle, jobs, model):
             if isinstance(found, Result):
@@ -76,6 +76,8 @@ def main(words: list[str]) -> int:
             else:
                 failures.append(found)
                 show_failure(found, arguments)
+                if arguments.stop:
+                    break
             show_progress(results, failures, len(seeds), begin_s)
     show_summary(results, failures, time.monotonic() - begin_s)
     return 1 if failures else 0
@@ -102,6 +104,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--chains", action="store_true", help="print each world's hash over all its events"
     )
+    parser.add_argument("--stop", action="store_true", help="at the first seed that fails")
     arguments = parser.parse_args(words)
     if not arguments.hours > 0:
         parser.error("--hours must be positive")
