@@ -93,6 +93,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench cases --spawn                   bug reports of others, asked here
   python -m app bench idle                            what a server costs unasked
   python -m app bench mailbox | hop | planner | radix | ops | kl
+  python -m app bench structured                      what grammars cost
 
 `python -m app bench NAME --help` says more.
 """
@@ -527,7 +528,19 @@ def doctor(arguments: argparse.Namespace) -> int:
     return FAILED if failed else OK
 
 
-BENCHES = ("serve", "offline", "cases", "idle", "mailbox", "hop", "planner", "radix", "ops", "kl")
+BENCHES = (
+    "serve",
+    "offline",
+    "cases",
+    "idle",
+    "mailbox",
+    "hop",
+    "planner",
+    "radix",
+    "ops",
+    "kl",
+    "structured",
+)
 
 
 def bench_help(arguments: argparse.Namespace) -> int:

@@ -247,9 +247,15 @@ class Runner:
         if masks is None:
             return
         if len(masks.rows):
-            allowed = self.to_device(masks.allowed(logits.shape[1]))
             rows = self.to_device(masks.rows)
-            logits[rows] = logits[rows].masked_fill_(~allowed, -torch.inf)
+            if self.device.type == "cpu":
+                added = torch.from_numpy(masks.added(logits.shape[1]))
+            else:  # 32 times fewer bytes to copy
+                words = self.to_device(masks.words)
+                bits = words[:, :, None] >> torch.arange(32, device=self.device)
+                added = torch.where((bits & 1).bool(), 0.0, -torch.inf)
+                added = added.flatten(1)[:, : logits.shape[1]]
+            logits.index_add_(0, rows, added)
         if len(masks.broken):
             logits[self.to_device(masks.broken)] = torch.nan
 

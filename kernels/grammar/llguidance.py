@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
@@ -57,7 +57,6 @@ class Llguidance:
             TokenizerWrapper(Vocabulary(table)),
             eos_token=list(table.eos_ids),
         )
-        self.executor = LLExecutor()
 
     def compile(self, kind: str, text: str) -> Root:
         """Raises BadGrammar."""
@@ -87,10 +86,12 @@ class Llguidance:
             raise BadGrammar(f"The constraint is not valid: {words_of(matcher.get_error())}")
 
     def fill(self, matchers: list[tuple[Matcher, int]], mask: NDArray[np.int32]) -> None:
-        """mask[index] for each matcher; [rows, words] int32, a bit for each token."""
-        pairs = [(matcher.state, index) for matcher, index in matchers]
-        row_bytes = mask.shape[1] * 4
-        self.executor.unsafe_compute_mask_ptr(pairs, mask.ctypes.data, row_bytes, len(mask))
+        """mask[index] for each matcher; [rows, words] int32, a bit for each token. One after the
+        other: most masks take 5 us, less than it takes to wake a thread."""
+        assert mask.flags.c_contiguous
+        row_bytes = mask.shape[1] * mask.itemsize
+        for matcher, index in matchers:
+            matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data + index * row_bytes, row_bytes)
 
 
 class Root:
