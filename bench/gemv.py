@@ -44,11 +44,15 @@ CASES = [
 ]
 
 
-def launches(case: Case) -> Iterator[tuple[int, int, int]]:
-    for rows, block, warps in itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (4, 8)):
+Shape = tuple[int, int, int, str]  # output rows, keys of a step, warps, cache policy
+
+
+def launches(case: Case) -> Iterator[Shape]:
+    each = itertools.product((1, 2, 4, 8), (512, 1024, 2048, 4096), (4, 8), ("", "evict_first"))
+    for rows, block, warps, policy in each:
         per_thread = rows * block * (2 if case.gated else 1) // (warps * 32)
-        if case.k % block == 0 and 16 <= per_thread <= 128:
-            yield rows, block, warps
+        if case.k % block == 0 and 32 <= per_thread <= 128 and (case.k > 4096 or block >= 1024):
+            yield rows, block, warps, policy
 
 
 class Bench:
@@ -61,12 +65,12 @@ class Bench:
             for _ in range(min(copies, 24))
         ]
         self.x = torch.randn(case.k, device="cuda", dtype=torch.bfloat16)
-        self.gain = torch.ones(case.k, device="cuda")
+        self.gain = torch.ones(case.k, device="cuda", dtype=torch.bfloat16)
         dtype = torch.float32 if case.wide else torch.bfloat16
         self.out = torch.zeros(case.n, device="cuda", dtype=dtype)
 
-    def launch(self, weight: torch.Tensor, shape: tuple[int, int, int], pdl: bool) -> None:
-        case, (rows, block, warps) = self.case, shape
+    def launch(self, weight: torch.Tensor, shape: Shape, pdl: bool) -> None:
+        case, (rows, block, warps, policy) = self.case, shape
         gemv_kernel[(-(-case.n // rows),)](
             weight,
             self.x,
@@ -82,6 +86,8 @@ class Bench:
             GATED=case.gated,
             ADD=case.add,
             BIAS=False,
+            EVEN=case.n % rows == 0,
+            POLICY=policy,
             PDL=pdl,
             num_warps=warps,
             launch_pdl=pdl,
@@ -127,7 +133,7 @@ def main(words: Sequence[str]) -> int:
             bench.launch(bench.weights[0], shape, True)
         torch.cuda.synchronize()
         return 0
-    results: dict[str, list[tuple[float, tuple[int, int, int]]]] = {}
+    results: dict[str, list[tuple[float, Shape]]] = {}
     for case in CASES:
         bench = Bench(case)
         times = [

@@ -4,9 +4,10 @@ it computes, takes its input tokens from the device, and its tokens come back by
     launch(n) launch(n+1) .............. result(n) launch(n+2) result(n+1)
     GPU:      [step n][step n+1][step n+2]
 
-A step in which every row decodes is the replay of a captured graph (`graphs.py`); any other is
-launched operator by operator. Rows with penalties, filters or log-probabilities are sampled by
-`kernels.ops.sampling`, which waits for the step; all others by `ops.triton.pick`, which does not.
+A step in which every row decodes, or which is small, is the replay of a captured graph
+(`graphs.py`); any other is launched operator by operator. Rows with penalties, filters or
+log-probabilities are sampled by `kernels.ops.sampling`, which waits for the step; all others by
+`ops.triton.pick`, which does not.
 
 It does not know requests or who launches. Laws: steps run in order on one stream; a staging buffer
 is written again only after the step that used it has ended; `known_len` and the like advance at the
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention.base import Attention, AttentionBatch, HostRows
+from kernels.attention.triton import TritonAttention
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
-from kernels.graphs import DecodeGraphs
+from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, DecodeGraph, Graphs
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import sample_logprobs, sample_special, uniform
@@ -34,6 +36,8 @@ from kernels.ops.triton.picker import Picker
 from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
 
 STAGES = 4  # steps whose buffers are kept; more than are ever in flight
+SHARING_ROWS_MIN = 16  # as SHARED_ROWS_MIN of graphs.py, in rows of the step
+SHARING_LEN_MIN = 256  # tokens
 NOT_NUMBERS = "the model's output for this sequence is not a number"
 FAILED_BEFORE = "an earlier step of this sequence has failed"
 
@@ -47,7 +51,7 @@ class DeviceFlight:
     pending: Pending
     gone: Ints
     event: torch.cuda.Event
-    landed: NDArray[np.int32]  # pinned [2, S]: tokens, failed
+    landed: NDArray[np.int32]  # pinned [2, S or more]: tokens, failed
     logprobs: list[Any] | None
     output: StepOutput | None = field(default=None)
 
@@ -63,7 +67,8 @@ class DeviceFlight:
     def settle(self) -> None:
         """Waits, and records what came."""
         self.event.synchronize()  # sleeps: it is a blocking event
-        tokens, bad = self.landed[0].copy(), self.landed[1].astype(np.bool_)
+        count = len(self.pending.slots)
+        tokens, bad = self.landed[0, :count].copy(), self.landed[1, :count].astype(np.bool_)
         before = self.steps.slots.record(self.pending, tokens, bad)
         good = ~bad & ~before
         slots, logprobs = self.pending.slots, self.logprobs
@@ -100,23 +105,31 @@ class DeviceSteps:
         self.picker = Picker(model.ops, model.config.vocab_size, self.last_token)
         self.stages = [
             torch.empty(
-                4 * step_tokens_max + slot_count * (pages_max + 16) + 64,
+                5 * step_tokens_max + slot_count * (pages_max + 16) + 4096,
                 dtype=torch.int32,
                 pin_memory=True,
             )
             for _ in range(STAGES)
         ]
         self.landings = [
-            torch.empty((2, slot_count), dtype=torch.int32, pin_memory=True) for _ in range(STAGES)
+            torch.empty(2 * max(slot_count, CHUNK_ROWS), dtype=torch.int32, pin_memory=True)
+            for _ in range(STAGES)
         ]
         self.events = [torch.cuda.Event(blocking=True) for _ in range(STAGES)]
         self.flights: deque[DeviceFlight] = deque()
         self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
         self.count = 0
-        self.graphs: DecodeGraphs | None = None
+        self.sharing: tuple[bytes, int, Sharing | None] | None = None
+        self.graphs: Graphs | None = None
         if graphs and getattr(attention, "replayable", False):
-            self.graphs = DecodeGraphs(
-                model, kv, attention, self.picker, self.page_table, slots.context_len
+            self.graphs = Graphs(
+                model,
+                kv,
+                TritonAttention(attention.shape),  # type: ignore[attr-defined]
+                self.picker,
+                self.page_table,
+                slots.context_len,
+                step_tokens_max,
             )
 
     def launch(self, step: StepInput) -> DeviceFlight | StepOutput:
@@ -139,7 +152,8 @@ class DeviceSteps:
         try:
             with torch.inference_mode():
                 result, logprobs = self.compute(batch, self.stages[nth])
-                landing = self.landings[nth].view(-1)[: result.numel()].view(2, -1)
+                # Both contiguous, padding included: any other copy would wait.
+                landing = self.landings[nth][: result.numel()].view(2, -1)
                 landing.copy_(result, non_blocking=True)
                 self.events[nth].record()
         except torch.OutOfMemoryError as error:
@@ -182,8 +196,8 @@ class DeviceSteps:
         self.last_token.zero_()
 
     def compute(self, batch: FlatBatch, stage: Tensor) -> tuple[Tensor, list[Any] | None]:
-        """Puts the batch on the stream: int32 [2, S] of tokens and failures, and log-probabilities
-        if any row asked."""
+        """Puts the batch on the stream: int32 [2, S or more] of tokens and failures, contiguous,
+        and log-probabilities if any row asked."""
         columns, rows = self.slots.columns, batch.sampled_slots
         heat = columns.temperature[rows]
         heat = np.where(heat < GREEDY_BELOW, 0.0, heat).astype(np.float32)
@@ -194,23 +208,31 @@ class DeviceSteps:
             # Below 1 also as float32.
             noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
         decodes = len(batch.ids) == len(batch.slots) == len(rows)
-        if decodes and self.graphs is not None and self.graphs.fits(len(rows)):
-            logits, result = self.replay(batch, heat, noise, stage)
+        graph = None
+        if self.graphs is not None and not decodes:
+            graph = self.graphs.chunk(len(batch.slots), len(batch.ids))
+        if self.graphs is not None and decodes:
+            logits, result = self.replay(self.graphs.decode(len(rows)), batch, heat, noise, stage)
+        elif graph is not None:
+            logits, result = self.replay_chunk(graph, batch, heat, noise, stage)
         else:
             logits, result = self.run(batch, heat, noise, stage)
         logprobs = None
         if not columns.quick[rows].all():
-            logprobs = self.sample_others(logits, result, rows)
+            logprobs = self.sample_others(logits, result[:, : len(rows)], rows)
         return result, logprobs
 
     def replay(
-        self, batch: FlatBatch, heat: NDArray[Any], noise: NDArray[Any], stage: Tensor
+        self,
+        graph: DecodeGraph,
+        batch: FlatBatch,
+        heat: NDArray[Any],
+        noise: NDArray[Any],
+        stage: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        assert self.graphs is not None
-        count = len(batch.slots)
-        graph = self.graphs.get(count)
-        packed = stage.numpy()[: 6 * graph.size].reshape(6, graph.size)
-        packed[:, :count] = (
+        count, width = len(batch.slots), graph.packed.shape[1]
+        packed = stage.numpy()[: PACKED * width].reshape(PACKED, width)
+        packed[:6, :count] = (
             batch.slots,
             batch.positions,
             batch.write_index // self.kv.page_size,
@@ -220,9 +242,69 @@ class DeviceSteps:
         )
         packed[0, count:] = -1
         packed[1:, count:] = 0
-        graph.packed.copy_(stage[: 6 * graph.size].view(6, graph.size), non_blocking=True)
+        packed[6:] = 0
+        sharing = self.shared(batch) if count >= SHARING_ROWS_MIN else None
+        if sharing is not None:
+            packed[6, sharing.rows] = sharing.length
+            packed[7, :2] = batch.slots[sharing.rows[0]], sharing.length
+        graph.packed.copy_(stage[: PACKED * width].view(PACKED, width), non_blocking=True)
         graph.replay()
-        return graph.logits[:count], graph.result[:, :count].contiguous()
+        return graph.logits[:count], graph.result
+
+    def shared(self, batch: FlatBatch) -> Sharing | None:
+        """The longest start that the largest group of rows has in common; found again only when
+        other rows decode."""
+        key = batch.slots.tobytes(), int(self.slots.tenancy[batch.slots].sum())
+        if self.sharing is None or self.sharing[:2] != key:
+            found = find_sharing(batch.page_table, batch.positions, self.kv.page_size)
+            self.sharing = (*key, found)
+        return self.sharing[2]
+
+    def replay_chunk(
+        self,
+        graph: ChunkGraph,
+        batch: FlatBatch,
+        heat: NDArray[Any],
+        noise: NDArray[Any],
+        stage: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        size, count = graph.size, len(batch.ids)
+        total = graph.packed.shape[0]
+        host = stage.numpy()
+        tokens = host[: 4 * size].reshape(4, size)
+        tokens[:, :count] = (
+            batch.ids,
+            batch.positions,
+            batch.write_index,
+            np.repeat(batch.slots, batch.query_len),
+        )
+        tokens[:, count:] = 0
+        tokens[2, count:] = -1
+        rows = host[4 * size :][: 7 * CHUNK_ROWS].reshape(7, CHUNK_ROWS)
+        rows[:] = 0
+        rows[4] = -1
+        row_count, sampled_count = len(batch.slots), len(batch.sampled)
+        rows[:3, :row_count] = batch.query_len, batch.kv_len, batch.slots
+        rows[3:, :sampled_count] = (
+            batch.sampled,
+            batch.sampled_slots,
+            heat.view(np.int32),
+            noise.view(np.int32),
+        )
+        start = host[4 * size + 7 * CHUNK_ROWS : total]
+        start[:] = count
+        start[: row_count + 1] = batch.query_start
+        width = batch.page_table.shape[1]
+        tables = stage[total : total + row_count * (width + 1)]
+        tables.numpy()[:row_count] = batch.slots
+        tables.numpy()[row_count:] = batch.page_table.reshape(-1)
+        graph.packed.copy_(stage[:total], non_blocking=True)
+        there = tables.to(self.device, non_blocking=True)
+        self.page_table[:, :width].index_copy_(
+            0, there[:row_count].long(), there[row_count:].view(row_count, width)
+        )
+        graph.replay()
+        return graph.logits[:sampled_count], graph.result
 
     def run(
         self, batch: FlatBatch, heat: NDArray[Any], noise: NDArray[Any], stage: Tensor
@@ -292,6 +374,27 @@ class DeviceSteps:
         there = torch.from_numpy(rows[special].astype(np.int64)).to(self.device)
         self.last_token[there] = tokens.int()
         return sample_logprobs(logits, self.slots.columns, rows, result[0].long(), usable)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    """Rows of a decode step that begin with the same whole pages."""
+
+    rows: NDArray[np.int64]
+    length: int  # in tokens
+
+
+def find_sharing(table: Ints, positions: Ints, page_size: int) -> Sharing | None:
+    """The largest group with one first page, if it is worth a kernel of its own. A row's last page
+    is never shared: it may be written."""
+    pages, counts = np.unique(table[:, 0], return_counts=True)
+    if counts.max() < SHARING_ROWS_MIN:
+        return None
+    rows = np.flatnonzero(table[:, 0] == pages[counts.argmax()])
+    full = int(positions[rows].min()) // page_size
+    same = (table[rows, :full] == table[rows[0], :full]).all(axis=0)
+    length = (full if same.all() else int(same.argmin())) * page_size
+    return Sharing(rows, length) if length >= SHARING_LEN_MIN else None
 
 
 def upload(stage: Tensor, device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:

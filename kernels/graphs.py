@@ -1,4 +1,5 @@
-"""This file captures decode steps as CUDA graphs, one for each size of a ladder, and replays them.
+"""This file captures steps as CUDA graphs and replays them: decode steps by their number of rows,
+and steps of few rows and tokens (a prompt that arrives) by their number of tokens.
 
 A graph covers all of a step: input tokens from the device's table, forward, sampling. What changes
 between replays lies in buffers of fixed address: `packed`, which the host fills, the page table,
@@ -12,16 +13,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention.base import Attention, AttentionBatch, HostRows
+from kernels.attention.base import Attention, AttentionBatch, HostRows, SharedPrefix
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 
 Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+SHARED_ROWS_MIN = 16  # sizes from which a graph looks for keys that its rows share
+CHUNK_ROWS = 8
+CHUNK_TOKENS = (16, 32, 64, 128, 256, 512, 1024)
+PACKED = 8  # rows of what the host fills, see `DecodeGraph.packed`
 
 
 def ladder(rows_max: int) -> list[int]:
@@ -31,24 +40,15 @@ def ladder(rows_max: int) -> list[int]:
     return [*(size for size in sizes if size < rows_max), rows_max]
 
 
-class DecodeGraph:
-    """One captured size."""
+class Graph:
+    """Something captured: `capture` runs `compute` once, then records it."""
 
-    def __init__(self, owner: DecodeGraphs, size: int) -> None:
-        self.size = size
+    logits: Tensor
+    result: Tensor  # int32 [2, rows]
+
+    def capture(self, owner: Graphs) -> None:
         device = owner.page_table.device
-        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        longs: dict[str, Any] = {"dtype": torch.int64, "device": device}
-        self.packed = torch.zeros((6, size), **ints)
-        self.packed[0] = -1
-        self.ids, self.write_index = torch.zeros(size, **longs), torch.zeros(size, **longs)
-        self.positions, self.kv_len = torch.zeros(size, **ints), torch.zeros(size, **ints)
-        self.table_rows = torch.zeros(size, **ints)
-        self.sampled = torch.arange(size, **longs)
-        self.start = torch.arange(size + 1, **ints)
-        self.ones = torch.ones(size, **ints)
         self.graph = torch.cuda.CUDAGraph()
-        self.logits = self.result = torch.empty(0)
         with torch.inference_mode():
             self.plan(owner)
             side = torch.cuda.Stream(device)
@@ -62,8 +62,44 @@ class DecodeGraph:
         # Attention's scratch of this plan: the graph writes to it.
         self.kept = [getattr(owner.attention, name, None) for name in ("part", "part_lse")]
 
-    def plan(self, owner: DecodeGraphs) -> None:
+    def plan(self, owner: Graphs) -> None:
+        raise NotImplementedError
+
+    def compute(self, owner: Graphs) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class DecodeGraph(Graph):
+    """Decode steps of up to `size` rows.
+
+    `packed` [8, size] int32: slots (negative: padding), positions, pages written to, ids (negative:
+    the device's last token), temperatures and noise (float32 bits), shared lengths, and, in the
+    last row, the slot whose table has the shared pages and their length in tokens.
+    """
+
+    def __init__(self, owner: Graphs, size: int) -> None:
+        self.size = size
+        device = owner.page_table.device
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        longs: dict[str, Any] = {"dtype": torch.int64, "device": device}
+        self.packed = torch.zeros((PACKED, max(size, 4)), **ints)
+        self.packed[0] = -1
+        self.ids, self.write_index = torch.zeros(size, **longs), torch.zeros(size, **longs)
+        self.positions, self.kv_len = torch.zeros(size, **ints), torch.zeros(size, **ints)
+        self.table_rows = torch.zeros(size, **ints)
+        self.sampled = torch.arange(size, **longs)
+        self.start = torch.arange(size + 1, **ints)
+        self.ones = torch.ones(size, **ints)
+        self.capture(owner)
+
+    def plan(self, owner: Graphs) -> None:
         ones = self.ones.cpu().numpy()
+        shared = None
+        if self.size >= SHARED_ROWS_MIN:
+            shared = SharedPrefix(self.packed[6], self.packed[7])
         owner.attention.plan(
             AttentionBatch(
                 page_table=owner.page_table,
@@ -75,10 +111,11 @@ class DecodeGraph:
                 kv_len_max=owner.context_len,
                 table_rows=self.table_rows,
                 host=HostRows(ones, ones, ones[:, None]),
+                shared=shared,
             )
         )
 
-    def compute(self, owner: DecodeGraphs) -> tuple[Tensor, Tensor]:
+    def compute(self, owner: Graphs) -> tuple[Tensor, Tensor]:
         owner.picker.stage(
             self.packed,
             owner.page_table,
@@ -92,15 +129,67 @@ class DecodeGraph:
         logits = owner.model.forward(
             self.ids, self.positions, self.write_index, owner.kv, owner.attention, self.sampled
         )
-        heat, noise = self.packed[4].view(torch.float32), self.packed[5].view(torch.float32)
-        return logits, owner.picker.pick(logits, heat, noise, self.packed[0])
-
-    def replay(self) -> None:
-        self.graph.replay()
+        size = self.size
+        heat, noise = (self.packed[row, :size].view(torch.float32) for row in (4, 5))
+        return logits, owner.picker.pick(logits, heat, noise, self.packed[0, :size])
 
 
-class DecodeGraphs:
-    """Graphs by size; captured when first asked for, or all at once by `capture`."""
+class ChunkGraph(Graph):
+    """Steps of up to `size` tokens in up to `CHUNK_ROWS` rows, of which any may sample.
+
+    `packed` int32, one after the other: ids (negative: the last token of its slot), positions,
+    write indices (negative: padding) and slots of `size` tokens; then, of CHUNK_ROWS rows each, the
+    lengths of queries and keys, slots, tokens sampled, their slots (negative: none), temperatures
+    and noise; then the starts of the queries.
+    """
+
+    def __init__(self, owner: Graphs, size: int) -> None:
+        self.size = size
+        device = owner.page_table.device
+        count = 4 * size + 7 * CHUNK_ROWS + CHUNK_ROWS + 4
+        self.packed = torch.zeros(count, dtype=torch.int32, device=device)
+        tokens = self.packed[: 4 * size].view(4, size)
+        self.ids, self.positions, self.write_index, self.slot_of = tokens
+        rows = self.packed[4 * size :][: 7 * CHUNK_ROWS].view(7, CHUNK_ROWS)
+        self.query_len, self.kv_len, self.rows, self.sampled, self.sampled_slots = rows[:5]
+        self.heat, self.noise = rows[5].view(torch.float32), rows[6].view(torch.float32)
+        self.start = self.packed[4 * size + 7 * CHUNK_ROWS :][: CHUNK_ROWS + 1]
+        self.write_index.fill_(-1)
+        self.sampled_slots.fill_(-1)
+        self.capture(owner)
+
+    def plan(self, owner: Graphs) -> None:
+        lens = np.full(CHUNK_ROWS, self.size, np.int32)  # none of them a decode row
+        owner.attention.plan(
+            AttentionBatch(
+                page_table=owner.page_table,
+                query_start=self.start,
+                query_len=self.query_len,
+                kv_len=self.kv_len,
+                page_size=owner.kv.page_size,
+                query_len_max=self.size,
+                kv_len_max=owner.context_len,
+                table_rows=self.rows,
+                host=HostRows(lens, lens, lens[:, None]),
+            )
+        )
+
+    def compute(self, owner: Graphs) -> tuple[Tensor, Tensor]:
+        last = owner.picker.last_token.index_select(0, self.slot_of)
+        ids = torch.where(self.ids < 0, last, self.ids).long()
+        logits = owner.model.forward(
+            ids,
+            self.positions,
+            self.write_index.long(),
+            owner.kv,
+            owner.attention,
+            self.sampled.long(),
+        )
+        return logits, owner.picker.pick(logits, self.heat, self.noise, self.sampled_slots)
+
+
+class Graphs:
+    """All that is captured; when first asked for, or all at once by `capture`."""
 
     def __init__(
         self,
@@ -110,27 +199,43 @@ class DecodeGraphs:
         picker: Any,
         page_table: Tensor,
         context_len: int,
+        step_tokens_max: int,
     ) -> None:
         self.model, self.kv, self.attention, self.picker = model, kv, attention, picker
         self.page_table, self.context_len = page_table, context_len
-        self.sizes = ladder(page_table.shape[0])
-        self.captured: dict[int, DecodeGraph] = {}
+        self.row_sizes = ladder(page_table.shape[0])
+        self.token_sizes = [size for size in CHUNK_TOKENS if size <= step_tokens_max]
+        self.decodes: dict[int, DecodeGraph] = {}
+        self.chunks: dict[int, ChunkGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
-    def fits(self, count: int) -> bool:
-        return count <= self.sizes[-1]
-
-    def get(self, count: int) -> DecodeGraph:
+    def decode(self, count: int) -> DecodeGraph:
         """The smallest graph with room for `count` rows."""
-        size = self.sizes[bisect_left(self.sizes, count)]
-        graph = self.captured.get(size)
+        size = self.row_sizes[bisect_left(self.row_sizes, count)]
+        graph = self.decodes.get(size)
         if graph is None:
-            graph = self.captured[size] = DecodeGraph(self, size)
+            graph = self.decodes[size] = DecodeGraph(self, size)
+        return graph
+
+    def chunk(self, rows: int, tokens: int) -> ChunkGraph | None:
+        """The smallest graph for a step of few rows and tokens; None: it has too many."""
+        nth = bisect_left(self.token_sizes, tokens)
+        if rows > min(CHUNK_ROWS, self.page_table.shape[0]) or nth == len(self.token_sizes):
+            return None
+        size = self.token_sizes[nth]
+        graph = self.chunks.get(size)
+        if graph is None:
+            graph = self.chunks[size] = ChunkGraph(self, size)
         return graph
 
     def capture(self, progress: Progress | None = None) -> None:
         """All sizes, the largest first: the others then fit into its memory."""
-        for nth, size in enumerate(reversed(self.sizes)):
-            self.get(size)
+        total = len(self.row_sizes) + len(self.token_sizes)
+        makes: list[Callable[[], Any]] = [
+            *(partial(self.chunk, 1, size) for size in reversed(self.token_sizes)),
+            *(partial(self.decode, size) for size in reversed(self.row_sizes)),
+        ]
+        for nth, make in enumerate(makes):
+            make()
             if progress is not None:
-                progress("graphs", nth + 1, len(self.sizes))
+                progress("graphs", nth + 1, total)

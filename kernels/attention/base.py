@@ -37,6 +37,14 @@ class HostRows:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Whole pages at the start of many rows of one query each, which may be read once for all."""
+
+    lens: Tensor  # int32 [rows]: 0, or the length in tokens, less than the row's kv_len
+    source: Tensor  # int32 [2]: a row of page_table that has the pages, and the length
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
     """What one step attends over; tensors on the device of the pools."""
 
@@ -49,6 +57,7 @@ class AttentionBatch:
     kv_len_max: int
     table_rows: Tensor | None = None  # int32 [rows]: whose page_table row is whose; None: its own
     host: HostRows | None = None
+    shared: SharedPrefix | None = None
 
 
 class Attention(Protocol):

@@ -25,6 +25,8 @@ SPLIT_MIN = 64  # keys below which a row is not split further
 SPLITS_MAX = 64
 PROGRAMS_WANTED = 132 * 8  # programs that fill the device
 SPLITS_WIDE = 4  # also of many rows, since they are of unequal lengths
+SHARES_MAX = 16  # splits of keys that many rows share
+SHARED_TILE = 64  # query heads of one program over them
 
 
 @ATTENTION.register("triton")
@@ -62,7 +64,7 @@ class TritonAttention:
         self.batch: AttentionBatch
         self.table_rows: Tensor
         self.decode_count = 0
-        self.splits = 1
+        self.splits, self.shares = 1, 0
         self.part = self.part_lse = torch.empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -79,13 +81,22 @@ class TritonAttention:
 
     def plan_splits(self, count: int, kv_len_max: int) -> None:
         heads = self.shape.heads
+        self.shares = 0
+        if self.batch.shared is not None and not any(self.shape.windows):
+            tiles = -(-count // self.shared_rows())
+            self.shares = min(max(PROGRAMS_WANTED // 4 // (tiles * heads.kv), 1), SHARES_MAX)
         wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
         splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX, max(-(-kv_len_max // SPLIT_MIN), 1))
         self.splits = splits
-        if splits > 1:
-            like = {"dtype": torch.float32, "device": self.shape.device}
-            self.part = torch.empty((count, heads.query, splits, heads.dim), **like)
-            self.part_lse = torch.empty((count, heads.query, splits), **like)
+        slots = splits + self.shares
+        if slots > 1:
+            like: dict[str, Any] = {"dtype": torch.float32, "device": self.shape.device}
+            self.part = torch.empty((count, heads.query, slots, heads.dim), **like)
+            self.part_lse = torch.empty((count, heads.query, slots), **like)
+
+    def shared_rows(self) -> int:
+        """Rows of one program over shared keys."""
+        return max(SHARED_TILE // (1 << (self.group - 1).bit_length()), 1)
 
     def attend(
         self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor | None = None
@@ -103,7 +114,43 @@ class TritonAttention:
 
     def decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
         heads, batch, splits = self.shape.heads, self.batch, self.splits
-        alone = splits == 1
+        slots = splits + self.shares
+        alone, scale = slots == 1, self.shape.scale * LOG2_E
+        unused = batch.kv_len
+        lens = unused if batch.shared is None else batch.shared.lens
+        source = unused if batch.shared is None else batch.shared.source
+        sizes = {"D": heads.dim, "WIDE": self.wide, "BLOCK": self.key_block(q), "PDL": self.pdl}
+        stages = 2 if self.narrow(q) else 1
+        pages_max = batch.page_table.stride(0)
+        if self.shares:
+            tile = self.shared_rows()
+            self.kernels.shared_kernel[(-(-q.shape[0] // tile), heads.kv, self.shares)](
+                q,
+                k_pool,
+                v_pool,
+                batch.page_table,
+                lens,
+                source,
+                self.part,
+                self.part_lse,
+                scale,
+                self.softcap,
+                pages_max,
+                q.shape[0],
+                splits,
+                slots,
+                HKV=heads.kv,
+                G=self.group,
+                GROUP=1 << (self.group - 1).bit_length(),
+                TILE=tile,
+                PAGE=batch.page_size,
+                CAP=self.softcap > 0,
+                SHARES=self.shares,
+                num_warps=4,
+                num_stages=stages,
+                **sizes,
+                **self.launch,
+            )
         self.kernels.decode_kernel[(q.shape[0], heads.kv, splits)](
             q,
             k_pool,
@@ -111,27 +158,27 @@ class TritonAttention:
             batch.page_table,
             self.table_rows,
             batch.kv_len,
+            lens,
             out if alone else self.part,
             out if alone else self.part_lse,
             out,
-            self.shape.scale * LOG2_E,
+            scale,
             self.softcap,
-            batch.page_table.stride(0),
+            pages_max,
             splits,
+            slots,
             HKV=heads.kv,
             G=self.group,
             ROWS=self.rows,
-            D=heads.dim,
-            WIDE=self.wide,
             PAGE=batch.page_size,
-            BLOCK=self.key_block(q),
             SPLIT_MIN=SPLIT_MIN,
             WINDOW=window,
             CAP=self.softcap > 0,
+            SHARED=self.shares > 0,
             ALONE=alone,
-            PDL=self.pdl,
             num_warps=4,
-            num_stages=2 if self.narrow(q) else 1,
+            num_stages=stages,
+            **sizes,
             **self.launch,
         )
         if alone:
@@ -140,17 +187,19 @@ class TritonAttention:
             self.part,
             self.part_lse,
             batch.kv_len,
+            lens,
+            source,
             out,
             splits,
+            slots,
             HQ=heads.query,
-            D=heads.dim,
-            WIDE=self.wide,
-            SPLITS=max(1 << (splits - 1).bit_length(), 2),
-            BLOCK=self.key_block(q),
+            SLOTS=max(1 << (slots - 1).bit_length(), 2),
             SPLIT_MIN=SPLIT_MIN,
             WINDOW=window,
-            PDL=self.pdl,
+            SHARED=self.shares > 0,
+            SHARES=max(self.shares, 1),
             num_warps=4,
+            **sizes,
             **self.launch,
         )
 

@@ -18,17 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def split_bounds(
-    length, window: tl.constexpr, splits, split_min: tl.constexpr, BLOCK: tl.constexpr
-):
-    """First key of a row and the keys of each of its splits, a multiple of BLOCK."""
-    first = 0
-    if window > 0:
-        first = tl.maximum(length - window, 0)
-    span = length - first
+def split_chunk(span, splits, split_min: tl.constexpr, BLOCK: tl.constexpr):
+    """How many keys each split of `span` keys takes: a multiple of BLOCK."""
     used = tl.minimum(tl.maximum(tl.cdiv(span, split_min), 1), splits)
-    chunk = tl.cdiv(tl.cdiv(span, used), BLOCK) * BLOCK
-    return first, chunk
+    return tl.cdiv(tl.cdiv(span, used), BLOCK) * BLOCK
 
 
 @triton.jit
@@ -39,13 +32,15 @@ def decode_kernel(
     page_table,  # int32 [slots, pages_max]
     table_rows,  # int32 [R]
     kv_len,  # int32 [R]
-    part,  # float32 [R, HKV * G, splits, D]; with one split `out` instead
-    part_lse,  # float32 [R, HKV * G, splits], to the base 2
+    shared,  # int32 [R]: keys that `shared_kernel` sees to; unused without SHARED
+    part,  # float32 [R, HKV * G, slots, D]; with one split `out` instead
+    part_lse,  # float32 [R, HKV * G, slots], to the base 2
     out,  # [R, HKV * G, D]
     scale,  # times log2(e)
     softcap,
     pages_max,
     splits,
+    slots,  # splits, and those of the shared keys
     HKV: tl.constexpr,
     G: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two >= G, and what a product needs
@@ -56,6 +51,7 @@ def decode_kernel(
     SPLIT_MIN: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: none
     CAP: tl.constexpr,
+    SHARED: tl.constexpr,
     ALONE: tl.constexpr,  # one split
     PDL: tl.constexpr,
 ):
@@ -67,9 +63,14 @@ def decode_kernel(
         gdc_launch_dependents()
     length = tl.load(kv_len + row)
     table = page_table + tl.load(table_rows + row).to(tl.int64) * pages_max
-    first, chunk = split_bounds(length, WINDOW, splits, SPLIT_MIN, BLOCK)
-    begin = first + split * chunk
-    end = tl.minimum(begin + chunk, length)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    if SHARED:
+        first = tl.load(shared + row)
+    begin = first + split * split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
+    end = begin + split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
+    end = tl.minimum(end, length)
     if begin >= end and not (ALONE or split == 0):
         return
     member = tl.arange(0, ROWS)
@@ -109,25 +110,109 @@ def decode_kernel(
         tl.store(out + (row * HKV * G + q_head[:, None]) * D + at[None, :], mixed, mask=own)
     else:
         lse = tl.where(total > 0.0, peak + tl.log2(safe), float("-inf"))
-        place = (row * HKV * G + q_head) * splits + split
+        place = (row * HKV * G + q_head) * slots + split
         tl.store(part + place[:, None] * D + at[None, :], mixed, mask=own)
         tl.store(part_lse + place, lse, mask=member < G)
 
 
 @triton.jit
+def shared_kernel(
+    q,  # [R, HKV * G, D]
+    k_pool,
+    v_pool,
+    page_table,
+    shared,  # int32 [R]: 0, or the length
+    source,  # int32 [2]: row of the page table, length
+    part,  # float32 [R, HKV * G, slots, D]; those from `splits` on are written
+    part_lse,
+    scale,
+    softcap,
+    pages_max,
+    rows,
+    splits,
+    slots,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,  # a power of two >= G
+    TILE: tl.constexpr,  # rows of one program
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CAP: tl.constexpr,
+    SHARES: tl.constexpr,  # splits of the shared keys
+    PDL: tl.constexpr,
+):
+    """Keys at the start of many rows, read once for a tile of them."""
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    length = tl.load(source + 1)
+    chunk = tl.cdiv(tl.cdiv(length, SHARES), BLOCK) * BLOCK
+    begin = split * chunk
+    end = tl.minimum(begin + chunk, length)
+    if begin >= end:
+        return
+    table = page_table + tl.load(source).to(tl.int64) * pages_max
+    nth = tl.arange(0, TILE * GROUP)
+    at = tl.arange(0, WIDE)
+    key = tl.arange(0, BLOCK)
+    row = (tile * TILE + nth // GROUP).to(tl.int64)
+    sharing = tl.load(shared + row, mask=row < rows, other=0) > 0
+    valid = sharing & (nth % GROUP < G)
+    own = valid[:, None] & (at < D)[None, :]
+    place_q = row * HKV * G + head * G + nth % GROUP
+    query = tl.load(q + place_q[:, None] * D + at[None, :], mask=own, other=0.0)
+    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
+    peak = tl.full([TILE * GROUP], float("-inf"), tl.float32)
+    total = tl.zeros([TILE * GROUP], tl.float32)
+    mixed = tl.zeros([TILE * GROUP, WIDE], tl.float32)
+    for start in range(begin, end, BLOCK):
+        spot = start + key
+        seen = spot < end
+        page = tl.load(table + spot // PAGE, mask=seen, other=0).to(tl.int64)
+        place = ((page * PAGE + spot % PAGE) * HKV + head) * D
+        load = seen[:, None] & (at < D)[None, :]
+        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        if CAP:
+            bent = score / (softcap * 1.4426950408889634)
+            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
+            score = bent * softcap * 1.4426950408889634
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        shrink = tl.exp2(peak - higher)
+        total = total * shrink + tl.sum(weight, 1)
+        mixed = mixed * shrink[:, None]
+        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
+        peak = higher
+    place = place_q * slots + splits + split
+    tl.store(part + place[:, None] * D + at[None, :], mixed / total[:, None], mask=own)
+    tl.store(part_lse + place, peak + tl.log2(total), mask=valid)
+
+
+@triton.jit
 def combine_kernel(
-    part,  # float32 [R, HQ, splits, D]
-    part_lse,  # float32 [R, HQ, splits]
+    part,  # float32 [R, HQ, slots, D]
+    part_lse,  # float32 [R, HQ, slots]
     kv_len,  # int32 [R]
+    shared,
+    source,
     out,  # [R, HQ, D]
     splits,
+    slots,
     HQ: tl.constexpr,
     D: tl.constexpr,
     WIDE: tl.constexpr,
-    SPLITS: tl.constexpr,  # a power of two >= splits
+    SLOTS: tl.constexpr,  # a power of two >= slots
     BLOCK: tl.constexpr,
     SPLIT_MIN: tl.constexpr,
     WINDOW: tl.constexpr,
+    SHARED: tl.constexpr,
+    SHARES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -136,11 +221,19 @@ def combine_kernel(
         gdc_wait()
         gdc_launch_dependents()
     length = tl.load(kv_len + row)
-    first, chunk = split_bounds(length, WINDOW, splits, SPLIT_MIN, BLOCK)
-    nth = tl.arange(0, SPLITS)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(length - WINDOW, 0)
+    if SHARED:
+        first = tl.load(shared + row)
+    chunk = split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
+    nth = tl.arange(0, SLOTS)
     at = tl.arange(0, WIDE)
     used = (nth < splits) & ((first + nth * chunk < length) | (nth == 0))
-    place = (row * HQ + head) * splits + nth
+    if SHARED:
+        common = tl.cdiv(tl.cdiv(tl.load(source + 1), SHARES), BLOCK) * BLOCK
+        used = used | ((nth >= splits) & (nth < slots) & ((nth - splits) * common < first))
+    place = (row * HQ + head) * slots + nth
     lse = tl.load(part_lse + place, mask=used, other=float("-inf"))
     peak = tl.maximum(tl.max(lse, 0), -1e30)
     weight = tl.exp2(lse - peak)

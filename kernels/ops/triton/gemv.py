@@ -15,10 +15,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def read(place, mask, EVEN: tl.constexpr, POLICY: tl.constexpr):
+    if EVEN:
+        return tl.load(place, eviction_policy=POLICY)
+    return tl.load(place, mask=mask, other=0.0, eviction_policy=POLICY)
+
+
+@triton.jit
 def gemv_kernel(
     weight,  # [N, K], or [2N, K] with GATED
     x,  # [K]
-    norm,  # float32 [K]: gain of the RMS norm of x; unused without NORM
+    norm,  # [K]: gain of the RMS norm of x; unused without NORM
     bias,  # [N]; unused without BIAS
     out,  # [N]
     eps,
@@ -30,48 +37,40 @@ def gemv_kernel(
     GATED: tl.constexpr,  # out = silu(first N rows) * last N rows
     ADD: tl.constexpr,  # out += instead of out =
     BIAS: tl.constexpr,
+    EVEN: tl.constexpr,  # N is a multiple of ROWS, and K of BLOCK
+    POLICY: tl.constexpr,  # what becomes of weights in the cache
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)
     valid = row < N
-    EVEN: tl.constexpr = K % BLOCK == 0
     base = weight + row.to(tl.int64)[:, None] * K + at[None, :]
+    other = base + N.to(tl.int64) * K  # the row to multiply with, of GATED
     within = valid[:, None] & (at < K)[None, :]
-    first = tl.load(base, mask=within, other=0.0, eviction_policy="evict_first")
+    first = read(base, within, EVEN, POLICY)
     if GATED:
-        first_up = tl.load(
-            base + N.to(tl.int64) * K, mask=within, other=0.0, eviction_policy="evict_first"
-        )
+        first_up = read(other, within, EVEN, POLICY)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    value = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
+    value = read(x + at, at < K, EVEN, "").to(tl.float32)
     if NORM:
         square = value * value
-        value *= tl.load(norm + at, mask=at < K, other=0.0)
+        value *= read(norm + at, at < K, EVEN, "").to(tl.float32)
     total = first.to(tl.float32) * value[None, :]
     if GATED:
         total_up = first_up.to(tl.float32) * value[None, :]
     for begin in tl.static_range(BLOCK, K, BLOCK):
-        if EVEN:
-            inside = valid[:, None] & (at >= 0)[None, :]
-            value = tl.load(x + begin + at).to(tl.float32)
-        else:
-            inside = valid[:, None] & (begin + at < K)[None, :]
-            value = tl.load(x + begin + at, mask=begin + at < K, other=0.0).to(tl.float32)
-        part = tl.load(base + begin, mask=inside, other=0.0, eviction_policy="evict_first")
+        inside = begin + at < K
+        within = valid[:, None] & inside[None, :]
+        value = read(x + begin + at, inside, EVEN, "").to(tl.float32)
+        part = read(base + begin, within, EVEN, POLICY)
         if NORM:
             square += value * value
-            value *= tl.load(norm + begin + at, mask=begin + at < K, other=0.0)
+            value *= read(norm + begin + at, inside, EVEN, "").to(tl.float32)
         total += part.to(tl.float32) * value[None, :]
         if GATED:
-            part = tl.load(
-                base + N.to(tl.int64) * K + begin,
-                mask=inside,
-                other=0.0,
-                eviction_policy="evict_first",
-            )
+            part = read(other + begin, within, EVEN, POLICY)
             total_up += part.to(tl.float32) * value[None, :]
     result = tl.sum(total, 1)
     if NORM:

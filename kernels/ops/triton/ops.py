@@ -29,6 +29,7 @@ DTYPES = {
     "float32": torch.float32,
 }
 FUSED_ROWS_MAX = 1
+WEIGHT_POLICY = "evict_first"  # of one-row products: each weight is read once a step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,6 +123,8 @@ class TritonOps:
             GATED=gated,
             ADD=add,
             BIAS=prepared.bias is not None,
+            EVEN=n % rows == 0 and k % block == 0,
+            POLICY=WEIGHT_POLICY,
             PDL=self.pdl,
             num_warps=warps,
             **self.launch,
@@ -224,13 +227,15 @@ class TritonOps:
 
 def gemv_shape(n: int, k: int, gated: bool, item_bytes: int) -> tuple[int, int, int]:
     """Output rows and keys of a program's step, and its warps. See bench/NOTES.md."""
-    block = min(power_of_two(k), 2048 if item_bytes == 2 else 1024)
-    if k % block and k > block:
-        block = next(size for size in (2048, 1024, 512, 256, 128) if k % size == 0 or size == 128)
-    rows = 2 if gated else 4 if n >= 65536 else 2
-    if k <= 1024:
-        rows *= 2
-    return rows, block, 4 if block <= 1024 else 8
+    wide = 4096 if item_bytes == 2 else 1024
+    block = next((size for size in (4096, 2048, 1024, 512) if size <= wide and k % size == 0), 512)
+    if gated:
+        return (2, min(block, 1024), 4) if k >= 2048 else (4, min(block, 512), 4)
+    if block == 4096:
+        return 4, block, 4
+    if k > 4096:
+        return 8, block, 4
+    return (4, block, 4) if n <= 2048 else (8, block, 4)
 
 
 class OneRowDecoder:
@@ -238,6 +243,7 @@ class OneRowDecoder:
 
     def __init__(self, ops: TritonOps, decoder: Any) -> None:
         self.ops, self.decoder = ops, decoder
+        self.gains = {id(gain): narrowed(gain) for gain in gains_of(decoder)}
 
     def __call__(
         self,
@@ -257,7 +263,7 @@ class OneRowDecoder:
         qkv = torch.empty((1, heads.qkv_len), **like)
         hidden = torch.empty((1, config.ffn_len), **like)
         for index, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, pools, strict=True)):
-            ops.row(layer.qkv, residual, qkv, layer.input_norm, eps)
+            ops.row(layer.qkv, residual, qkv, self.gains[id(layer.input_norm)], eps)
             q = ops.rope_write(
                 qkv,
                 positions,
@@ -273,10 +279,22 @@ class OneRowDecoder:
             mixed = attention.attend(index, q, k_pool, v_pool).flatten(1)
             ops.row(layer.out, mixed, residual, add=True)
             if layer.gate_up.bias is None:
-                ops.row(layer.gate_up, residual, hidden, layer.ffn_norm, eps, gated=True)
+                gain = self.gains[id(layer.ffn_norm)]
+                ops.row(layer.gate_up, residual, hidden, gain, eps, gated=True)
             else:
                 normed = ops.rms_norm(residual, layer.ffn_norm, eps)
                 hidden = ops.silu_mul(ops.linear(layer.gate_up, normed))
             ops.row(layer.down, hidden, residual, add=True)
         logits = torch.empty((1, config.vocab_size), dtype=torch.float32, device=residual.device)
-        return ops.row(decoder.head, residual, logits, decoder.norm, eps)
+        return ops.row(decoder.head, residual, logits, self.gains[id(decoder.norm)], eps)
+
+
+def gains_of(decoder: Any) -> list[Tensor]:
+    norms = [norm for layer in decoder.layers for norm in (layer.input_norm, layer.ffn_norm)]
+    return [*norms, decoder.norm]
+
+
+def narrowed(gain: Tensor) -> Tensor:
+    """In bfloat16 if that loses nothing: every program of a product reads all of it."""
+    narrow = gain.bfloat16()
+    return narrow if torch.equal(narrow.float(), gain) else gain

@@ -105,8 +105,8 @@ def pick_kernel(
 
 @triton.jit
 def stage_kernel(
-    packed,  # int32 [6, B]: slot (negative: padding), position, page, id (negative: last token),
-    #          temperature and noise (float32 bits, not read here)
+    packed,  # int32 [.., width]: slot (negative: padding), position, page, id (negative: the last
+    #          token), and what is not read here
     last_token,  # int32 [slot_count]
     page_table,  # int32 [slot_count, pages_max]
     ids,  # int64 [B]
@@ -115,6 +115,7 @@ def stage_kernel(
     write_index,  # int64 [B]
     table_rows,  # int32 [B]
     count,  # B
+    width,
     pages_max,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -123,9 +124,9 @@ def stage_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     slot = tl.load(packed + at, mask=inside, other=-1)
-    position = tl.load(packed + count + at, mask=inside, other=0)
-    page = tl.load(packed + 2 * count + at, mask=inside, other=0)
-    known = tl.load(packed + 3 * count + at, mask=inside, other=0)
+    position = tl.load(packed + width + at, mask=inside, other=0)
+    page = tl.load(packed + 2 * width + at, mask=inside, other=0)
+    known = tl.load(packed + 3 * width + at, mask=inside, other=0)
     real = inside & (slot >= 0)
     made = tl.load(last_token + slot, mask=real & (known < 0), other=0)
     tl.store(ids + at, tl.where(known >= 0, known, made).to(tl.int64), mask=inside)

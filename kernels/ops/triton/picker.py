@@ -76,7 +76,7 @@ class Picker:
 
     def stage(
         self,
-        packed: Tensor,  # int32 [6, B]
+        packed: Tensor,  # int32 [.., B or more]
         page_table: Tensor,  # int32 [slot_count, pages_max]
         page_size: int,
         ids: Tensor,  # int64 [B], written as all that follow
@@ -86,7 +86,7 @@ class Picker:
         table_rows: Tensor,  # int32 [B]
     ) -> None:
         """The inputs of a decode step from what the host knows of it; see `stage_kernel`."""
-        count = packed.shape[1]
+        count = len(ids)
         pick.stage_kernel[(-(-count // STAGE_BLOCK),)](
             packed,
             self.last_token,
@@ -97,6 +97,7 @@ class Picker:
             write_index,
             table_rows,
             count,
+            packed.shape[1],
             page_table.shape[1],
             PAGE=page_size,
             BLOCK=STAGE_BLOCK,

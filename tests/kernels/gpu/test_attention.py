@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernels.attention.base import ATTENTION, AttentionBatch, AttentionShape
+from kernels.attention.base import ATTENTION, AttentionBatch, AttentionShape, SharedPrefix
 from kernels.attention.torch import TorchAttention
 from kernels.ops.base import Heads, OpsUnavailable
 
@@ -118,3 +120,40 @@ def test_backends_agree_in_bfloat16(
 @pytest.mark.parametrize("mix", LONG)
 def test_backends_agree_on_long_rows(cuda: torch.device, name: str, mix: str) -> None:
     check(cuda, name, LONG[mix], Heads(8, 2, 128), 16, torch.bfloat16, None, 1e-2)
+
+
+@pytest.mark.parametrize("heads", [Heads(4, 2, 64), Heads(6, 2, 64), Heads(4, 4, 32)], ids=str)
+@pytest.mark.parametrize(
+    "sharing", [(True, True, True, True, True), (True, False, True, True, False)]
+)
+def test_a_shared_prefix_is_read_once_for_many_rows(
+    device: torch.device, heads: Heads, sharing: tuple[bool, ...]
+) -> None:
+    from kernels.attention.triton import TritonAttention
+
+    length, page_size = 96, 16
+    mix = [(1, 97), (1, 300), (1, 100), (1, 130), (1, 161)]
+    page_count = sum(-(-size // page_size) for _, size in mix) + 1
+    batch = batch_of(mix, page_size, device, page_count)
+    for row, shares in enumerate(sharing):
+        if shares:
+            batch.page_table[row, : length // page_size] = batch.page_table[
+                0, : length // page_size
+            ]
+    shape = AttentionShape(heads, heads.dim**-0.5, (None,), torch.float32, device)
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn((len(mix), heads.query, heads.dim), generator=generator).to(device)
+    pool = (page_count * page_size, heads.kv, heads.dim)
+    k, v = (torch.randn(pool, generator=generator).to(device) for _ in range(2))
+    reference = TorchAttention(shape)
+    reference.plan(batch)
+    wanted = reference.attend(0, q, k, v)
+    lens = torch.tensor([length * shares for shares in sharing], dtype=torch.int32, device=device)
+    source = torch.tensor([2, length], dtype=torch.int32, device=device)
+    for prefix in (SharedPrefix(lens, source), SharedPrefix(lens * 0, source * 0)):
+        backend = TritonAttention(shape)
+        backend.plan(replace(batch, shared=prefix))
+        out = torch.full_like(q, torch.nan)
+        backend.attend(0, q, k, v, out)
+        error = float((out.double() - wanted.double()).norm() / wanted.double().norm())
+        assert error < 2e-6, error
