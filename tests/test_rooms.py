@@ -71,7 +71,13 @@ class Rule(NamedTuple):
 
 RUNTIME_MESSAGES = ("messages.base", "messages.system", "messages.log")
 ROOM_MESSAGES = ("messages",)
-NOT_ROOMS = ("messages.openai", "messages.native", "messages.anthropic", "messages.responses")
+NOT_ROOMS = (
+    "messages.anthropic",
+    "messages.native",
+    "messages.ollama",
+    "messages.openai",
+    "messages.responses",
+)
 
 # Every seam is a registry, so the type of one is known everywhere but in the messages.
 SEAM = "kernels.registry"

@@ -161,6 +161,7 @@ class Gateway(Actor):
             model=self.model.name or self.facts.model,
             vocab_size=self.facts.vocab_size,
             parsers=parsers_of(self.config, context.notes.get(self.paths.tokenizer, b"")),
+            context_len=self.facts.context_len,
         )
         context.gauge("histrio_streams_open", 0)  # what a life before this one had is gone
         self.ids = context.rng("call ids")
@@ -415,7 +416,7 @@ class Gateway(Actor):
         stream = open_call.stream
         stream.checked = [open_call.checked[i] for i in range(len(stream.call.prompts))]
         if stream.call.prompt_only:
-            for _ in range(stream.call.request_count):
+            for _ in range(0 if stream.call.measure else stream.call.request_count):
                 self.context.count("histrio_requests_total", outcome=FinishReason.LENGTH.value)
             self._end(open_call)
             return

@@ -53,6 +53,7 @@ class Limits(NamedTuple):
     model: str
     vocab_size: int
     parsers: Parsers = Parsers()
+    context_len: int = 0
 
 
 class Ask(NamedTuple):

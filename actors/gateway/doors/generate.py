@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from actors.gateway import anthropic, native, ollama, tokens
 from actors.gateway.dialect import Asked, Dialect, Head, Ready
 from actors.gateway.errors import Refused, unavailable
 from actors.gateway.exchange import STREAM_HEADERS, Exchange, Gone, HttpRefused, read_rows
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 DIALECTS: tuple[Dialect, ...] = (
     Dialect("/v1/chat/completions", "chatcmpl-", read_chat, plain_writer, stream_writer),
     Dialect("/v1/completions", "cmpl-", read_completion, plain_writer, stream_writer),
+    *anthropic.DIALECTS,
+    *ollama.DIALECTS,
+    *native.DIALECTS,
+    *tokens.DIALECTS,
 )
 
 
