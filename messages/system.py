@@ -268,4 +268,10 @@ class LinkLost(Message, frozen=True):
     reason: Reason
 
 
-RootIn = Ready | Exited | Drained | Beat | LinkLost
+class RestartAsked(Message, frozen=True):
+    """From a node to the root: an operator wants this actor to have a new life."""
+
+    path: str
+
+
+RootIn = Ready | Exited | Drained | Beat | LinkLost | RestartAsked

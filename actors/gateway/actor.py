@@ -282,6 +282,13 @@ class Gateway(Actor):
     def actor_rows(self) -> list[ActorRow]:
         return self.context.actors()
 
+    def ask_restart(self, path: str) -> bool:
+        """False: there is no such actor."""
+        if all(row.path != path for row in self.context.actors()):
+            return False
+        self.context.ask_restart(path)
+        return True
+
     async def scrape(self) -> str | None:
         """The metrics as text; None when the metrics actor does not answer."""
         outcome = await self.context.ask(self.metrics, Scrape(), timeout_s=SCRAPE_TIMEOUT_S)

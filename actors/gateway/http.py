@@ -55,6 +55,7 @@ class App:
                 Route("/ready", self.ready),
                 Route("/metrics", self.metrics),
                 Route("/actors", self.actors),
+                Route("/actors/{path:path}/restart", self.restart, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{model:path}", self.model),
                 *generate_routes(gateway),
@@ -195,6 +196,13 @@ class App:
                 entry["last_exit"] = msgspec.structs.asdict(row.last_exit)
             rows.append(entry)
         return json_response(rows)
+
+    async def restart(self, request: Request) -> Response:
+        """A new life for one actor, and for those that depend on it. Streams go on."""
+        path = request.path_params["path"]
+        if not self.gateway.ask_restart(path):
+            raise HttpRefused(404, f"There is no actor {path[:200]} here.")
+        return json_response({"restarting": path}, 202)
 
     async def models(self, request: Request) -> Response:
         return json_response(ModelList(data=[self.card()]))

@@ -159,6 +159,11 @@ class Context(ABC):
     def actors(self) -> list[ActorRow]:
         """The whole tree as this node knows it."""
 
+    @abstractmethod
+    def ask_restart(self, path: str) -> None:
+        """An operator wants a new life of `path`: it is stopped and started, and those that its
+        supervisor restarts with it. Does nothing for a path that is none."""
+
     # Itself
 
     def start_timer(

@@ -22,7 +22,7 @@ from actors.runtime.crew import Crew
 from actors.runtime.directory import ExactTarget
 from actors.runtime.life import Life
 from messages.base import Address, Message
-from messages.system import ActorRow, Cause, Reason
+from messages.system import ActorRow, Cause, Reason, RestartAsked
 
 M = TypeVar("M", contravariant=True)
 T = TypeVar("T")
@@ -91,6 +91,9 @@ class LiveContext(Context):
 
     def actors(self) -> list[ActorRow]:
         return self._node.actors()
+
+    def ask_restart(self, path: str) -> None:
+        self._node.report(RestartAsked(path))
 
     def now_s(self) -> float:
         return self._node.time()

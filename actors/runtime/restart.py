@@ -85,7 +85,7 @@ class Restarts:
             return GiveUp(len(self.times), self.window_s)
         delay_s = self._delay_s(len(self.times))
         self.times.append(now_s)
-        affected = self._affected(triggers)
+        affected = self.affected(triggers)
         stops = tuple(n for n in reversed(affected) if n not in dead and n not in self.finished)
         self.finished |= {n for n in stops if self.children[n].restart is Restart.TEMPORARY}
         starts = tuple(n for n in affected if n not in self.finished)
@@ -100,7 +100,8 @@ class Restarts:
             case Restart.TEMPORARY:
                 return False
 
-    def _affected(self, triggers: Collection[str]) -> tuple[str, ...]:
+    def affected(self, triggers: Collection[str]) -> tuple[str, ...]:
+        """Who is restarted when these are, in start order."""
         match self.strategy:
             case Strategy.ONE_FOR_ONE:
                 return tuple(n for n in self.order if n in triggers)

@@ -152,6 +152,14 @@ class Branch:
         self._dead[name] = reason
         self._judge_soon()
 
+    def restart_child(self, name: str) -> None:
+        """An operator's wish: no death, so it counts as no restart. Void while they restart."""
+        names = self.restarts.affected({name})
+        if not self.is_alive or self._busy or not self.children[name].is_alive:
+            return
+        self._busy |= set(names)
+        self._spawn(self._again(Again(tuple(reversed(names)), names, 0.0)))
+
     def _judge_soon(self) -> None:
         if self._dead and self.is_alive and not self._is_gathering:
             self._is_gathering = True

@@ -41,6 +41,7 @@ from messages.system import (
     NodeBoot,
     Ready,
     Reason,
+    RestartAsked,
     StartActor,
     State,
     StopActor,
@@ -295,6 +296,11 @@ class System:
                 self.nodes.beat(node, message)
                 for row in rows:
                     self.node.remote_rows[row.path] = row
+            case RestartAsked(path):
+                leaf = self.leaves.get(path)
+                if leaf is not None:
+                    self.log.warning("restart asked for", actor=path)
+                    leaf.parent.restart_child(leaf.name)
             case LinkLost(name, incarnation, reason):
                 self.nodes.quarrel(node, name, incarnation, reason)
 

@@ -77,6 +77,7 @@ class Cell:
         self.is_drained = False
         self.crashed: BaseException | None = None
         self.hung: str | None = None
+        self.restarts_asked: list[str] = []
         self.answer: Callable[[str, Message], Outcome] = lambda path, message: Rejected(
             Cause.NOBODY
         )
@@ -294,6 +295,9 @@ class CellContext(Context):
 
     def actors(self) -> list[ActorRow]:
         return list(self.cell.rows)
+
+    def ask_restart(self, path: str) -> None:
+        self.cell.restarts_asked.append(path)
 
     def now_s(self) -> float:
         return self.cell.now_s

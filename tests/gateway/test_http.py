@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.gateway.access import Access
+from actors.gateway.http import App
 from messages.system import State
 from tests.gateway.street import CONTEXT, PATHS, Street, V
 
@@ -447,3 +449,24 @@ async def test_the_answers_are_strict_json() -> None:
     street = Street()
     got = await street.ask(street.chat("naïve 猫 🦊 \u2028 \x00 end"))
     assert msgspec.json.decode(got.body)["choices"][0]["message"]["content"]
+
+
+async def test_an_admin_may_have_an_actor_restarted() -> None:
+    street = Street()
+    for app, key, status in (
+        (App(street.gateway), "secret", 403),  # no admin key is set
+        (App(street.gateway, Access((), ("secret",))), "", 401),
+        (App(street.gateway, Access(("mine",), ("secret",))), "mine", 403),
+        (App(street.gateway, Access((), ("secret",))), "secret", 202),
+    ):
+        street.app = app
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        got = await street.ask(
+            street.request("POST", "/actors/replica/worker/restart", headers=headers)
+        )
+        assert got.status == status, (key, got.body)
+    assert street.cell.restarts_asked == ["replica/worker"]
+    assert got.json() == {"restarting": "replica/worker"}
+    nobody = await street.ask(street.request("POST", "/actors/nobody/restart", headers=headers))
+    assert nobody.status == 404
+    assert street.cell.restarts_asked == ["replica/worker"]

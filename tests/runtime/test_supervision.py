@@ -11,7 +11,7 @@ import pytest
 from actors.runtime.simulation import SimFabric
 from actors.runtime.supervisor import StartFailed
 from actors.runtime.system import System
-from messages.system import Cause
+from messages.system import Cause, RestartAsked
 from tests.runtime.players import Add, Crash, Relay, Settings, Sleep
 from tests.runtime.stage import Restart, Strategy, Supervisor, child, play, tree
 
@@ -222,3 +222,18 @@ async def test_every_life_is_told_its_end_once_however_it_ends() -> None:
         assert first is not second
         assert (first.ended_count, first.stopped) == (1, None)
         assert second.ended_count == 1 and second.stopped is not None
+
+
+async def test_a_restart_that_is_asked_for_is_no_death_however_often() -> None:
+    root = tree(child("a"), child("b"), child("c"), strategy=Strategy.REST_FOR_ONE, restarts_max=1)
+    async with play(root) as p:
+        for lives in range(2, 6):
+            p.system.report("main", RestartAsked("b"))
+            await settle()
+            assert [p.incarnation(x) for x in "abc"] == [1, lives, lives]
+            assert [p.state(x) for x in "abc"] == ["running"] * 3
+        p.system.report("main", RestartAsked("nobody"))
+        p.system.report("main", RestartAsked("b"))
+        p.system.report("main", RestartAsked("c"))  # while they restart: void
+        await settle()
+        assert [p.incarnation(x) for x in "abc"] == [1, 6, 6]
