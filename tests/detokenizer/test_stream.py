@@ -5,6 +5,7 @@ and for ids that no model would produce.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -169,12 +170,11 @@ def test_a_window_waits_for_the_rest_of_a_character() -> None:
     assert not any(MISSING in piece for piece in shown)
 
 
-@made.needs_real
 @pytest.mark.real
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_the_real_vocabulary_streams_what_it_decodes(data: st.DataObject) -> None:
-    vocab = real()
+def test_the_real_vocabulary_streams_what_it_decodes(smollm2: Path, data: st.DataObject) -> None:
+    vocab = real(smollm2)
     ids = data.draw(
         st.lists(
             st.one_of(st.integers(0, 300), st.integers(0, vocab.size + 60)),
@@ -188,5 +188,5 @@ def test_the_real_vocabulary_streams_what_it_decodes(data: st.DataObject) -> Non
 
 
 @functools.cache
-def real() -> Vocab:
-    return Vocab.load(made.REAL)
+def real(path: Path) -> Vocab:
+    return Vocab.load(path)

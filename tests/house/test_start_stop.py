@@ -102,7 +102,8 @@ def test_a_second_signal_ends_at_once(serve: Callable[..., Server]) -> None:
     server.signal(signal.SIGTERM)
     eventually(lambda: "draining" in server.said(), "it drains")
     server.signal(signal.SIGTERM)
-    assert server.wait() in (128 + signal.SIGTERM, 0)  # 0: it had drained by then
+    # It may have drained by then, or be on its way out without handlers.
+    assert server.wait() in (128 + signal.SIGTERM, -signal.SIGTERM, 0)
     assert not psutil.wait_procs(children, timeout=10)[1]
     for stream in streams:
         stream.join(60)

@@ -5,13 +5,11 @@ hold them. It knows nothing of rooms.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gguf
-import pytest
 from tokenizers import (
     AddedToken,
     Tokenizer,
@@ -25,9 +23,6 @@ from tokenizers import (
 
 from actors.vocab.build import build_tokenizer
 from actors.vocab.vocab import Vocab, assemble
-
-REAL = os.environ.get("HISTRIO_TEST_SMOLLM2", "")
-needs_real = pytest.mark.skipif(not REAL, reason="HISTRIO_TEST_SMOLLM2 names no file")
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog and over the fence",

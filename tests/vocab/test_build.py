@@ -4,6 +4,7 @@ and SentencePiece's merging against a plain model of it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from actors.vocab.build import build_tokenizer
 from actors.vocab.metadata import ModelError, read_metadata
 from actors.vocab.pretokenize import PRETOKENIZERS
 from actors.vocab.vocab import Vocab
-from tests.vocab.made import REAL, digits_metadata, needs_real, sentence_metadata
+from tests.vocab.made import digits_metadata, sentence_metadata
 
 TEXTS = [
     "\n\n   1. first\n   2. second",
@@ -142,10 +143,9 @@ def test_tokens_that_the_makers_defined_are_text_and_control_tokens_are_not() ->
     assert SENTENCES.decode(ids) == "a<tool>"
 
 
-@needs_real
 @pytest.mark.real
-def test_the_real_vocabulary_encodes_as_the_models_original_tokenizer() -> None:
-    metadata = read_metadata(__import__("pathlib").Path(REAL))
+def test_the_real_vocabulary_encodes_as_the_models_original_tokenizer(smollm2: Path) -> None:
+    metadata = read_metadata(smollm2)
     tokens = metadata["tokenizer.ggml.tokens"]
     # The original tokenizer.json, put together by hand from its parts.
     original = Tokenizer(
@@ -162,7 +162,7 @@ def test_the_real_vocabulary_encodes_as_the_models_original_tokenizer() -> None:
     )
     original.decoder = decoders.ByteLevel()
     original.add_special_tokens(tokens[:17])
-    ours = Vocab.load(REAL)
+    ours = Vocab.load(smollm2)
     for text in [*TEXTS, *(text * 3 for text in TEXTS), "<|im_start|>user\n7 + 35?<|im_end|>\n"]:
         assert ours.encode(text) == original.encode(text).ids
         assert ours.decode(ours.encode(text), skip_special=False) == text

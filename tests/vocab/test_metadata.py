@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from actors.vocab.metadata import ModelError, read_metadata
-from tests.vocab.made import REAL, needs_real, sentence_metadata, write_gguf
+from tests.vocab.made import sentence_metadata, write_gguf
 
 PLAIN = {
     "a.text": "naïve 猫",
@@ -61,11 +61,10 @@ def test_what_is_no_gguf_is_named(tmp_path: Path, content: bytes, said: str) -> 
         read_metadata(path)
 
 
-@needs_real
 @pytest.mark.real
-def test_the_real_file_reads_as_by_the_formats_own_library() -> None:
-    found: dict[str, Any] = read_metadata(Path(REAL))
-    reader = gguf.GGUFReader(REAL)
+def test_the_real_file_reads_as_by_the_formats_own_library(smollm2: Path) -> None:
+    found: dict[str, Any] = read_metadata(smollm2)
+    reader = gguf.GGUFReader(smollm2)
     for name, field in reader.fields.items():
         if not name.startswith("GGUF."):
             assert found[name] == field.contents(), name
