@@ -1,4 +1,4 @@
-"""This file finds the real weights, for the tests marked `real`: SmolLM2-135M-Instruct as shipped."""
+"""This file finds the real weights for tests marked `real`: SmolLM2-135M-Instruct as shipped."""
 
 from __future__ import annotations
 
