@@ -70,4 +70,16 @@ class Probe(Message, frozen=True):
     rows: tuple[Candidate, ...]
 
 
-In = Acquire | Commit | Release | Reserve | Return | Probe
+class Clear(Message, frozen=True):
+    """Forget every prefix, if no request holds a page; answered by `Cleared`. From an operator, by
+    a gateway."""
+
+
+class Cleared(Message, frozen=True):
+    """The answer to `Clear`. With `leased_count` pages held nothing was forgotten."""
+
+    freed_count: int
+    leased_count: int
+
+
+In = Acquire | Commit | Release | Reserve | Return | Probe | Clear

@@ -66,9 +66,17 @@ class Unknown(Message, frozen=True):
     rows: tuple[tuple[str, int], ...]
 
 
-In = Deltas | Encoded | Failed | Unknown
+class Abort(Message, frozen=True):
+    """From another gateway, for an operator: end the requests whose client's id, or ours, begins
+    so. Empty: all."""
+
+    prefix: str
+
+
+In = Deltas | Encoded | Failed | Unknown | Abort
 
 __all__ = [
+    "Abort",
     "Delta",
     "Deltas",
     "Encoded",

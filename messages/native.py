@@ -202,8 +202,9 @@ class RenderReply(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Loads(msgspec.Struct, kw_only=True, frozen=True):
-    """GET /v1/loads, by SGLang's names."""
+    """What one replica has to do, by SGLang's names."""
 
+    dp_rank: int = 0
     num_running_reqs: int
     num_waiting_reqs: int
     num_total_reqs: int
@@ -212,9 +213,16 @@ class Loads(msgspec.Struct, kw_only=True, frozen=True):
     token_usage: float
     utilization: float  # of the places of running requests
     max_running_requests: int
-    num_waiting_uncached_tokens: int
+    num_waiting_tokens: int  # computed before, or not
     cache_hit_rate: float  # of all prompt tokens since the scheduler's start
     is_paused: bool
+
+
+class LoadReply(msgspec.Struct, kw_only=True, frozen=True):
+    """GET /v1/loads."""
+
+    dp_rank_count: int = 1
+    loads: list[Loads]
 
 
 class ModelInfo(msgspec.Struct, kw_only=True, frozen=True):

@@ -96,6 +96,36 @@ class Compiled(Message, frozen=True):
     problem: str = ""  # why it is refused, in words for the client
 
 
+class Inspect(Message, frozen=True):
+    """How much there is to do; answered by `Load`."""
+
+
+class Pause(Message, frozen=True):
+    """Launch no step and let nobody in until `Continue`; requests go on being taken. With `retract`
+    those who run wait again, and their pages go back to the cache. Answered by `Load`. A scheduler
+    that is restarted is not paused."""
+
+    retract: bool = False
+
+
+class Continue(Message, frozen=True):
+    """End of `Pause`; answered by `Load`."""
+
+
+class Load(Message, frozen=True):
+    """What a scheduler has to do, and has done since its start."""
+
+    running_count: int
+    waiting_count: int
+    used_len: int  # tokens that the pages of those who run have room for
+    capacity_len: int
+    waiting_len: int  # tokens of those who wait, computed or not
+    running_max: int
+    is_paused: bool
+    prompt_tokens: int  # of all that were let in
+    cached_tokens: int  # those of them that were found in the cache
+
+
 In = (
     Submit
     | Cancel
@@ -109,4 +139,7 @@ In = (
     | StepDone
     | StepFailed
     | Compiled
+    | Inspect
+    | Pause
+    | Continue
 )

@@ -16,7 +16,7 @@ from actors.runtime.context import Ref
 from messages import cache as inbox
 from messages import scheduler as peer
 from messages.base import Address
-from messages.cache import Acquire, Commit, Probe, Release, Reserve, Return
+from messages.cache import Acquire, Clear, Cleared, Commit, Probe, Release, Reserve, Return
 from messages.config import CacheConfig, Paths
 from messages.scheduler import Probed
 from messages.system import Down
@@ -82,6 +82,14 @@ class Cache(Actor):
     def on_probe(self, message: Probe) -> None:
         if self._is_current():
             self.scheduler.tell(Probed(pack(self.ledger.probe(message.rows))))
+
+    def on_clear(self, message: Clear) -> None:
+        # Not from the scheduler: it says nothing of whose leases these are.
+        leased_count = self.ledger.leased_count
+        freed_count = 0 if leased_count else self.ledger.clear()
+        self.context.log.info("clear", freed=freed_count, leased=leased_count)
+        self._tell_freed()
+        self.context.reply(Cleared(freed_count, leased_count))
 
     def on_down(self, down: Down) -> None:
         # Supervision overtakes requests: messages of the dead may still be in the mailbox.

@@ -170,6 +170,17 @@ class Ledger:
         self._reserved.clear()
         self._wanting = False
 
+    @property
+    def leased_count(self) -> int:
+        """Pages that requests hold, those included that they only read."""
+        return self.counts().leased
+
+    def clear(self) -> int:
+        """Forgets all that is cached and not held. Returns how many pages that were."""
+        pages = self._tree.evict(self._tree.evictable_count)
+        self._pages.give(pages)
+        return len(pages)
+
     def probe(self, rows: tuple[Candidate, ...]) -> list[int]:
         """How many tokens of each candidate would be found cached now. Changes nothing."""
         size = self.page_size

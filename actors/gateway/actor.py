@@ -26,13 +26,14 @@ from actors.gateway.shape import Parsers
 from actors.gateway.tools.base import TOOL_PARSERS
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref, Reply
-from messages import gateway, metrics, router, tokenizer
+from messages import cache, gateway, metrics, router, scheduler, tokenizer
+from messages.cache import Cleared
 from messages.config import GatewayConfig, ModelConfig, Paths
-from messages.gateway import Delta, Deltas, Encoded, Failed, Unknown
+from messages.gateway import Abort, Delta, Deltas, Encoded, Failed, Unknown
 from messages.metrics import Page, Scrape
-from messages.scheduler import Poll
+from messages.scheduler import Load, Poll
 from messages.system import ActorRow, Cause, Down, Drain, Reason, State, Undelivered, Up
-from messages.types import Fault, FinishReason, Problem
+from messages.types import Fault, FinishReason, Problem, Usage
 from messages.worker import Facts
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def parsers_of(config: GatewayConfig, note: bytes) -> Parsers:
 class Gateway(Actor):
     accepts = gateway.In
     private: ClassVar[Any] = Sweep | Resume
-    answers = Page
+    answers = Page | Load | Cleared
     mailbox = MailboxSpec(count_max=65_536, bytes_max=256 << 20)
 
     def __init__(self, model: ModelConfig, gateway: GatewayConfig, paths: Paths) -> None:
@@ -155,6 +156,8 @@ class Gateway(Actor):
         self.tokenizer: Ref[tokenizer.In] = context.peer(self.paths.tokenizer)
         self.router: Ref[router.In] = context.peer(self.paths.router)
         self.metrics: Ref[metrics.In] = context.peer(self.paths.metrics)
+        self.scheduler: Ref[scheduler.In] = context.peer(self.paths.scheduler)
+        self.cache: Ref[cache.In] = context.peer(self.paths.cache)
         self.facts = msgspec.msgpack.decode(context.notes[self.paths.worker], type=Facts)
         self.limits = Limits(
             config=self.config,
@@ -296,7 +299,19 @@ class Gateway(Actor):
             return outcome.message.text
         return None
 
+    def abort(self, prefix: str) -> int:
+        """Ends the requests that a client, or we, call by a name that begins so; all of them for
+        an empty one. Returns how many of this gateway's they were; the others are told."""
+        for path in self.paths.gateways:
+            if path != self.context.address.path:
+                other: Ref[gateway.In] = self.context.peer(path)
+                other.tell(Abort(prefix))
+        return self._abort(prefix)
+
     # Messages
+
+    def on_abort(self, message: Abort) -> None:
+        self._abort(message.prefix)
 
     def on_deltas(self, message: Deltas) -> None:
         now_s = self.context.now_s()
@@ -506,6 +521,46 @@ class Gateway(Actor):
         self.forget(stream)
         if stream.on_cut is not None:
             stream.on_cut()
+
+    def _abort(self, prefix: str) -> int:
+        count = 0
+        for open_call in list(self.calls.values()):
+            stream = open_call.stream
+            is_whole = not prefix or any(name.startswith(prefix) for name in stream.names)
+            for record in list(open_call.requests.values()):
+                names = stream.request_names
+                name = names[record.choice // stream.call.choice_count] if names else ""
+                if not is_whole and not (name and name.startswith(prefix)):
+                    continue
+                count += 1
+                if record.is_check:
+                    message = "The request was aborted by the operator of the server."
+                    self._fail(open_call, unavailable(message, code="aborted"))
+                    break
+                self._abort_one(open_call, record)
+        return count
+
+    def _abort_one(self, open_call: Open, record: Record) -> None:
+        """Its reader gets what has come of it, and that it was aborted."""
+        now_s = self.context.now_s()
+        cancel = self.ledger.cancel(record, now_s)
+        if cancel is not None:
+            self.tokenizer.tell(cancel, request=record.request)
+        if record.request not in self.ledger.records:
+            self._count_abort(record)
+        end = Delta(
+            request=record.request,
+            attempt=record.attempt,
+            index=record.token_count,
+            token_count=0,
+            finish=FinishReason.ABORT,
+            usage=Usage(completion_tokens=record.token_count),
+        )
+        open_call.stream.outbox.push(Row(record.choice, end), now_s)
+        open_call.stream.ready.set()
+        del open_call.requests[record.request]
+        if not open_call.requests:
+            self._end(open_call)
 
     def _cancel_requests(self, open_call: Open) -> None:
         now_s = self.context.now_s()

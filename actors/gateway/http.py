@@ -20,7 +20,9 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway.access import Access, Cors
+from actors.gateway.doors.control import Control
 from actors.gateway.doors.generate import generate_routes
+from actors.gateway.doors.ollama import Ollama
 from actors.gateway.doors.responses import Responses
 from actors.gateway.errors import Refused, answer, answer_http, unavailable
 from actors.gateway.exchange import (
@@ -58,6 +60,8 @@ class App:
                 Route("/actors/{path:path}/restart", self.restart, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{model:path}", self.model),
+                *Control(gateway).routes(),
+                *Ollama(gateway).routes(),
                 *generate_routes(gateway),
                 *self.responses.routes(),
             ],

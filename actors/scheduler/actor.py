@@ -24,9 +24,13 @@ from messages.scheduler import (
     Acquired,
     Cancel,
     Compiled,
+    Continue,
     Deferred,
     Freed,
     Granted,
+    Inspect,
+    Load,
+    Pause,
     Poll,
     Probed,
     StopMet,
@@ -60,6 +64,7 @@ class Scheduler(Actor):
     def __init__(self, scheduler: SchedulerConfig, cache: CacheConfig, paths: Paths) -> None:
         self.config = scheduler
         self.paths = paths
+        self.prompt_tokens = self.cached_tokens = 0  # of all that were let in
         self.shown = (-1, -1)  # running and waiting, as last published
         self.dead: dict[str, int] = {}  # gateways: the last incarnation that is known to be dead
 
@@ -180,6 +185,35 @@ class Scheduler(Actor):
         self.schedule.step_failed(message)
         self._go_on()
 
+    def on_inspect(self, message: Inspect) -> None:
+        self.context.reply(self._load())
+
+    def on_pause(self, message: Pause) -> None:
+        self.context.log.warning("paused", retract=message.retract)
+        self.schedule.pause(retract=message.retract)
+        self._go_on()
+        self.context.reply(self._load())
+
+    def on_continue(self, message: Continue) -> None:
+        self.context.log.info("continued")
+        self.schedule.resume()
+        self._go_on()
+        self.context.reply(self._load())
+
+    def _load(self) -> Load:
+        schedule, grammars = self.schedule, self.grammars
+        return Load(
+            running_count=schedule.running_count,
+            waiting_count=len(schedule.live) - schedule.running_count + len(grammars),
+            used_len=schedule.used_len,
+            capacity_len=schedule.capacity_len,
+            waiting_len=schedule.waiting_len,
+            running_max=self.config.running_max,
+            is_paused=schedule.is_paused,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+        )
+
     def on_down(self, down: Down) -> None:
         self.dead[down.address.path] = down.address.incarnation
         self.grammars.take_of(down.address)
@@ -233,9 +267,11 @@ class Scheduler(Actor):
         output.queue_s.clear()
         if output.prompt_tokens:
             context.count("histrio_prompt_tokens_total", output.prompt_tokens)
+            self.prompt_tokens += output.prompt_tokens
             output.prompt_tokens = 0
         if output.cached_tokens:
             context.count("histrio_cached_tokens_total", output.cached_tokens)
+            self.cached_tokens += output.cached_tokens
             output.cached_tokens = 0
         if output.generated_tokens:
             context.count("histrio_generated_tokens_total", output.generated_tokens)

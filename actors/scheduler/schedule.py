@@ -53,6 +53,8 @@ class Schedule:
         self._eos_ids = frozenset(facts.eos_ids)
         self._free_slots = list(range(config.running_max - 1, -1, -1))
         self._closed = array("i")  # slots that the worker is still to be told of
+        self.is_paused = False
+        self._retracts = False  # while paused: whoever comes to run goes back
         self._arrival = 0
         self._pace = Pace()
 
@@ -149,6 +151,15 @@ class Schedule:
         self.reserve.hint()
         self.admission.freed()
 
+    def pause(self, *, retract: bool) -> None:
+        """No step is launched and nobody let in until `resume`. With `retract` those who run go
+        back to waiting, and their pages to the cache."""
+        self.is_paused = True
+        self._retracts = retract
+
+    def resume(self) -> None:
+        self.is_paused = self._retracts = False
+
     def probed(self, message: Probed) -> None:
         self.admission.probed(message.cached_lens)
 
@@ -218,7 +229,13 @@ class Schedule:
 
     def pump(self, now_s: float) -> None:
         """Sends the steps, and asks for the pages, that the present state allows."""
+        if self._retracts:
+            for request in [*self.decoding.values(), *self.prefilling.values()]:
+                self.output.retraction_count += 1
+                self._retract(request)
         self._replenish()
+        if self.is_paused:
+            return
         while len(self.flights) < self.depth:
             planned = self._plan()
             if planned.is_empty:
@@ -234,6 +251,17 @@ class Schedule:
     @property
     def running_count(self) -> int:
         return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def used_len(self) -> int:
+        """Tokens that the pages of those who run have room for."""
+        running = (*self.decoding.values(), *self.prefilling.values())
+        return sum(request.page_count for request in running) * self.page_size
+
+    @property
+    def waiting_len(self) -> int:
+        """Tokens of those who have no slot."""
+        return sum(len(request.tokens) for request in self.live.values() if request.slot is None)
 
     def _plan(self) -> Plan:
         planned = self._plan_once()
