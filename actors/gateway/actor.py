@@ -11,7 +11,7 @@ request is cancelled as soon as nobody reads it, and known until its terminal me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -137,6 +137,7 @@ class Gateway(Actor):
     accepts = gateway.In
     private: ClassVar[Any] = Sweep | Resume
     answers = Page | Load | Cleared
+    offload_threads: Mapping[str, int] = {"batches": 1}
     mailbox = MailboxSpec(count_max=65_536, bytes_max=256 << 20)
 
     def __init__(self, model: ModelConfig, gateway: GatewayConfig, paths: Paths) -> None:

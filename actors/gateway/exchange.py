@@ -134,14 +134,18 @@ class Exchange:
             headers = ((b"retry-after", str(refusal.retry_after_s).encode()),)
         await self.respond(refusal.status, refusal.body, headers)
 
-    async def read_body(self, bytes_max: int, timeout_s: float) -> bytes:
+    async def read_body(
+        self, bytes_max: int, timeout_s: float, *, media: str = "application/json"
+    ) -> bytes:
         """The whole body. Raises HttpRefused (413, 415, 408), Gone."""
         encoding = self.header(b"content-encoding")
         if encoding is not None and encoding.lower() != "identity":
             raise HttpRefused(415, "Encoded bodies are not accepted.")
-        media = (self.header(b"content-type") or "application/json").partition(";")[0].strip()
-        if media.lower() != "application/json" and not media.lower().endswith("+json"):
-            raise HttpRefused(400, "The body must be JSON (`Content-Type: application/json`).")
+        given = (self.header(b"content-type") or "application/json").partition(";")[0].strip()
+        is_json = media == "application/json" and given.lower().endswith("+json")
+        if given.lower() != media and not is_json:
+            kind = "JSON" if media == "application/json" else "a form"
+            raise HttpRefused(400, f"The body must be {kind} (`Content-Type: {media}`).")
         length = self.header(b"content-length") or ""
         too_large = f"The body is larger than {bytes_max} bytes."
         if length.isdigit() and int(length[:20]) > bytes_max:

@@ -20,6 +20,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway.access import Access, Cors
+from actors.gateway.doors.batches import Batches
 from actors.gateway.doors.control import Control
 from actors.gateway.doors.generate import generate_routes
 from actors.gateway.doors.ollama import Ollama
@@ -50,6 +51,7 @@ class App:
         self.cors = Cors(gateway.config.cors_origins)
         self.started_s = int(time.time())
         self.responses = Responses(gateway)
+        self.batches = Batches(gateway)
         self.router = Router(
             [
                 Route("/", self.index),
@@ -64,6 +66,7 @@ class App:
                 *Ollama(gateway).routes(),
                 *generate_routes(gateway),
                 *self.responses.routes(),
+                *self.batches.routes(),
             ],
             redirect_slashes=False,
             default=self.unknown,

@@ -204,6 +204,7 @@ class Site:
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else max(0.1, config.header_timeout_s),
         )
+        await self.app.batches.open()
         host, port = bound.getsockname()[:2]
         return host, port
 
@@ -214,12 +215,14 @@ class Site:
         self.server.close()
         for connection in list(self.state.connections):
             connection.shutdown()
+        await self.app.batches.close()
         if self.state.tasks:
             await asyncio.wait(self.state.tasks, timeout=CLOSE_GRACE_S)
         self.cut()
 
     def cut(self) -> None:
         """Stops listening and ends every connection at once."""
+        self.app.batches.cut()
         if self.server is not None:
             self.server.close()
             self.server = None
