@@ -35,6 +35,8 @@ class Sampling:
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int = 16
+    allowed_ids: tuple[int, ...] = ()
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

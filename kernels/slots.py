@@ -219,6 +219,9 @@ class SamplingColumns:
         self.stop_ids: list[tuple[int, ...]] = [()] * slot_count
         self.bias_ids: list[tuple[int, ...]] = [()] * slot_count
         self.bias_values: list[tuple[float, ...]] = [()] * slot_count
+        self.allowed_ids: list[tuple[int, ...]] = [()] * slot_count
+        self.bad_sequences: list[tuple[tuple[int, ...], ...]] = [()] * slot_count
+        self.restricted = np.zeros(slot_count, np.bool_)  # by one of these two
         # A row needs the most likely token of the bare logits and nothing else.
         self.plain = np.ones(slot_count, np.bool_)
         # As `plain`, or a draw at a temperature from all tokens.
@@ -240,6 +243,9 @@ class SamplingColumns:
         self.stop_ids[slot] = sampling.stop_ids
         self.bias_ids[slot] = tuple(token for token, _ in sampling.logit_bias)
         self.bias_values[slot] = tuple(value for _, value in sampling.logit_bias)
+        self.allowed_ids[slot] = sampling.allowed_ids
+        self.bad_sequences[slot] = sampling.bad_sequences
+        self.restricted[slot] = bool(sampling.allowed_ids or sampling.bad_sequences)
         bare = (
             sampling.presence_penalty == 0.0
             and sampling.frequency_penalty == 0.0
@@ -247,6 +253,7 @@ class SamplingColumns:
             and sampling.min_tokens == 0
             and sampling.logprobs is None
             and not sampling.logit_bias
+            and not self.restricted[slot]
         )
         greedy = sampling.temperature < GREEDY_BELOW
         whole = sampling.top_k <= 0 and sampling.top_p >= 1.0 and sampling.min_p <= 0.0

@@ -45,15 +45,11 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     prediction: msgspec.Raw = NOT_GIVEN
     web_search_options: msgspec.Raw = NOT_GIVEN
     suffix: msgspec.Raw = NOT_GIVEN
-    best_of: msgspec.Raw = NOT_GIVEN
     use_beam_search: msgspec.Raw = NOT_GIVEN
     structural_tag: msgspec.Raw = NOT_GIVEN
     stop_regex: msgspec.Raw = NOT_GIVEN
-    bad_words: msgspec.Raw = NOT_GIVEN
-    allowed_token_ids: msgspec.Raw = NOT_GIVEN
     prompt_logprobs: msgspec.Raw = NOT_GIVEN
     prompt_embeds: msgspec.Raw = NOT_GIVEN
-    truncate_prompt_tokens: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
     chat_template: msgspec.Raw = NOT_GIVEN
     custom_logit_processor: msgspec.Raw = NOT_GIVEN
@@ -62,6 +58,7 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk
 
 
 class Constraints(Unsupported, kw_only=True, frozen=True):
@@ -119,6 +116,7 @@ class Generation(Constraints, kw_only=True, frozen=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name for the same
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     skip_special_tokens: bool | None = None
@@ -126,6 +124,11 @@ class Generation(Constraints, kw_only=True, frozen=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     logit_bias: dict[str, Bias] | None = None
+    allowed_token_ids: list[int] | None = None  # no others are chosen
+    bad_words: list[str] | None = None  # texts that the answer shall not have
+    truncate_prompt_tokens: TopK | None = None  # keep the last of them; -1: as many as fit
+    best_of: int | None = None  # completions: the `n` most likely of so many
+    return_token_ids: bool | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -275,6 +278,7 @@ class ChatChoice(msgspec.Struct, kw_only=True, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     matched_stop: str | int | None  # the stop string or the stop id that ended it
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatReply(msgspec.Struct, kw_only=True, frozen=True):
@@ -284,6 +288,7 @@ class ChatReply(msgspec.Struct, kw_only=True, frozen=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -292,6 +297,8 @@ class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in a plain answer
 
 
 class CompletionReply(msgspec.Struct, kw_only=True, frozen=True):
@@ -332,6 +339,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):

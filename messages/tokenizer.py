@@ -47,6 +47,9 @@ class Encode(Message, frozen=True):
     # Only look: a prompt that is empty or too long for the context is answered like any other, and
     # `prompt_text` is decoded as `stop.skip_special` says. Without `forward`.
     measure: bool = False
+    bad_words: tuple[str, ...] = ()  # become `sampling.bad_sequences`
+    # Keep the last tokens of the prompt only. 0: as many as leave room for `max_tokens`. None: all.
+    truncate_len: int | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -52,6 +52,9 @@ class Sampling(Part, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int = 16
+    allowed_ids: tuple[int, ...] = ()  # no others; (): all
+    # A token is barred that would complete one of them, of generated tokens.
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 class Grammar(Part, frozen=True):

@@ -54,6 +54,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     # With `prompt_only`: the prompt may be empty or too long; its text is as `stop.skip_special`
     # says.
     measure: bool = False
+    bad_words: tuple[str, ...] = ()
+    truncate_len: int | None = None  # see `tokenizer.Encode`
+    want_prompt_ids: bool = False
 
     def variant(self, prompt: int) -> Variant:
         if self.variants:
@@ -66,7 +69,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checked_first(self) -> bool:
-        return self.request_count > 1 or self.prompt_only or self.want_prompt_text
+        wants_prompt = self.want_prompt_text or self.want_prompt_ids
+        return self.request_count > 1 or self.prompt_only or wants_prompt
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,4 +155,6 @@ def encode_of(
         forward=forward,
         grammar=variant.grammar,
         measure=call.measure,
+        bad_words=call.bad_words,
+        truncate_len=call.truncate_len,
     )

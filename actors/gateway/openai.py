@@ -34,11 +34,12 @@ COMPLETION_MAX_TOKENS = 16
 # vocabulary.
 BIAS_COUNT_MAX = 4096
 STOP_IDS_MAX = 1024
+BAD_WORDS_MAX = 256
+BAD_WORD_CHARS_MAX = 256
 
 # Values of an `Unsupported` field that ask for nothing.
 NEUTRAL = frozenset({b"null", b"false", b"[]"})
 NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
-    "best_of": frozenset({b"1"}),
     "suffix": frozenset({b'""'}),
     "modalities": frozenset({b'["text"]', b'[ "text" ]'}),
     "function_call": frozenset({b'"none"'}),
@@ -67,6 +68,9 @@ class Ask(NamedTuple):
     echoes: tuple[str | None, ...] | None  # with `echo`: each prompt's text, None: from its ids
     prompt_only: bool
     shape: Shape = Shape()  # of a chat's answer
+    live_usage: bool = False  # in every chunk
+    token_ids: bool = False
+    kept_count: int | None = None  # of each prompt's choices, the most likely; None: all
 
 
 # Reads a body of either route, given the time of its arrival (Unix) and a source of seeds.
@@ -80,6 +84,8 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
     check_generation(chat, limits)
     if not chat.messages:
         raise invalid("There must be at least one message.", "messages")
+    if chat.best_of not in (None, 1):
+        raise invalid("`best_of` is for completions; a chat has `n`.", "best_of")
     if chat.top_logprobs is not None and not chat.logprobs:
         raise invalid("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     max_tokens, param = chat.max_completion_tokens, "max_completion_tokens"
@@ -105,6 +111,7 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
         namespace=read_namespace(chat),
         priority=chat.priority or 0,
         grammar=shaped.grammar,
+        **read_prompt_rules(chat),
     )
     return Ask(
         call=call,
@@ -115,6 +122,8 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
         echoes=(echo,) if chat.echo else None,
         prompt_only=False,
         shape=shaped.shape,
+        live_usage=read_live_usage(chat),
+        token_ids=bool(chat.return_token_ids),
     )
 
 
@@ -143,10 +152,14 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
     stop = read_stop(completion, limits)
     grammar = read_constraint(completion)
     check_constrained(completion, grammar)
+    choice_count, kept_count = read_best_of(completion, limits)
+    logprobs = completion.logprobs
+    if kept_count is not None and logprobs is None:
+        logprobs = 0  # to compare the choices by
     call = Call(
         prompts=prompts,
-        choice_count=1 if completion.n is None else completion.n,
-        sampling=read_sampling(completion, max(1, max_tokens), completion.logprobs, limits, draw),
+        choice_count=choice_count,
+        sampling=read_sampling(completion, max(1, max_tokens), logprobs, limits, draw),
         stop=msgspec.structs.replace(stop, continues_prompt=True),
         prompt_only=max_tokens == 0,
         want_prompt_text=echoes is not None and None in echoes,
@@ -154,6 +167,7 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
         namespace=read_namespace(completion),
         priority=completion.priority or 0,
         grammar=grammar,
+        **read_prompt_rules(completion),
     )
     return Ask(
         call=call,
@@ -163,6 +177,9 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
         logprobs=completion.logprobs,
         echoes=echoes,
         prompt_only=max_tokens == 0,
+        live_usage=read_live_usage(completion),
+        token_ids=bool(completion.return_token_ids),
+        kept_count=kept_count,
     )
 
 
@@ -215,6 +232,18 @@ def check_generation(body: Generation, limits: Limits) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("`stream_options` needs `stream` to be true.", "stream_options")
     check_ids(body.stop_token_ids, "stop_token_ids", limits, STOP_IDS_MAX)
+    check_ids(body.allowed_token_ids, "allowed_token_ids", limits)
+    if body.allowed_token_ids == []:
+        raise invalid("`allowed_token_ids` cannot be an empty list.", "allowed_token_ids")
+    words = body.bad_words or []
+    if len(words) > BAD_WORDS_MAX:
+        raise invalid(f"`bad_words` may have at most {BAD_WORDS_MAX} entries.", "bad_words")
+    if any(not 0 < len(word) <= BAD_WORD_CHARS_MAX for word in words):
+        raise invalid(f"A bad word has between 1 and {BAD_WORD_CHARS_MAX} characters.", "bad_words")
+    if body.truncate_prompt_tokens == 0:
+        raise invalid(
+            "`truncate_prompt_tokens` must be at least 1, or -1.", "truncate_prompt_tokens"
+        )
 
 
 def check_unsupported(body: Unsupported) -> None:
@@ -313,6 +342,7 @@ def read_sampling(
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
         max_tokens=max_tokens,
+        allowed_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
     )
 
 
@@ -351,7 +381,7 @@ def read_stop(body: Generation, limits: Limits) -> StopRules:
             )
     return StopRules(
         strings=tuple(dict.fromkeys(strings)),
-        keep_match=bool(body.include_stop_str_in_output),
+        keep_match=bool(body.include_stop_str_in_output or body.no_stop_trim),
         min_tokens=body.min_tokens or 0,
         skip_special=True if body.skip_special_tokens is None else body.skip_special_tokens,
     )
@@ -360,6 +390,33 @@ def read_stop(body: Generation, limits: Limits) -> StopRules:
 def read_namespace(body: Generation) -> str:
     """Salts are kept apart from every other kind of namespace by their own prefix."""
     return "" if body.cache_salt is None else f"salt:{body.cache_salt}"
+
+
+def read_prompt_rules(body: Generation) -> dict[str, Any]:
+    """What a call has of its prompts besides themselves."""
+    length = body.truncate_prompt_tokens
+    return {
+        "bad_words": tuple(dict.fromkeys(body.bad_words or ())),
+        "truncate_len": None if length is None else max(length, 0),
+        "want_prompt_ids": bool(body.return_token_ids) and not body.stream,
+    }
+
+
+def read_best_of(body: CompletionBody, limits: Limits) -> tuple[int, int | None]:
+    """How many choices run for each prompt, and how many of them are shown."""
+    wanted = 1 if body.n is None else body.n
+    best_of = body.best_of
+    if best_of is None or best_of == wanted:
+        return wanted, None
+    if not wanted <= best_of <= limits.config.choices_max:
+        raise invalid(f"`best_of` must be between `n` and {limits.config.choices_max}.", "best_of")
+    if body.stream:
+        raise invalid("An answer that is the best of several cannot be streamed.", "best_of")
+    return best_of, wanted
+
+
+def read_live_usage(body: Generation) -> bool:
+    return bool(body.stream_options and body.stream_options.continuous_usage_stats)
 
 
 def read_include_usage(body: Generation) -> bool:

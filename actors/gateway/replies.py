@@ -1,10 +1,11 @@
-"""This file writes answers of the OpenAI dialect: rows of text to chunks, or to one body.
+"""This file writes streams of the OpenAI dialect: rows of text to chunks.
 
 It does not know HTTP, connections or time; `openai.py` reads what is asked, this file writes what
 is answered.
 Laws, for every stream: the role comes once for each index, in its first chunk; each index has
 exactly one finish chunk; usage comes only where asked for, once, after all finish chunks and with
-no choices; `[DONE]` is last, once. The joined texts and the usage are those of the plain answer.
+no choices (and so far, in every chunk, where that was asked for); `[DONE]` is last, once. The
+joined texts, calls and the usage are those of the plain answer (`bodies.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from actors.gateway.bodies import PlainWriter
 from actors.gateway.call import Checked, Row
 from actors.gateway.dialect import Head, StreamWriter
 from actors.gateway.errors import body as error_body
@@ -21,12 +23,11 @@ from actors.gateway.openai import Ask
 from actors.gateway.reading import Event, Reader
 from actors.gateway.reasoning.base import Reasoning
 from actors.gateway.sse import DONE, MARK, Template, encode, frame
-from actors.gateway.tools.base import Arguments, Start, Text
+from actors.gateway.tally import Extras, Tally
+from actors.gateway.tools.base import Start, Text
 from messages.gateway import Delta, TokenLogprob
 from messages.openai import (
-    ChatChoice,
     ChatChunk,
-    ChatReply,
     ChunkCall,
     ChunkChoice,
     ChunkDelta,
@@ -34,44 +35,8 @@ from messages.openai import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionReply,
-    FunctionCall,
-    PromptDetails,
-    ReplyCall,
-    ReplyMessage,
-    Usage,
 )
 from messages.types import FinishReason, Problem
-from messages.types import Usage as RequestUsage
-
-
-class Tally:
-    """The usage of a call: each prompt once, however many choices it has."""
-
-    def __init__(self, choice_count: int) -> None:
-        self.choice_count = choice_count
-        self.prompts: dict[int, RequestUsage] = {}
-        self.completion_tokens = 0
-
-    def finish(self, index: int, usage: RequestUsage | None) -> None:
-        """Counts one finished choice."""
-        usage = usage or RequestUsage()
-        self.completion_tokens += usage.completion_tokens
-        self.prompts.setdefault(index // self.choice_count, usage)
-
-    def check_only(self, checked: Iterable[Checked]) -> None:
-        """Counts prompts that nothing was generated for."""
-        for index, prompt in enumerate(checked):
-            self.prompts[index] = RequestUsage(prompt_tokens=prompt.token_count)
-
-    def usage(self) -> Usage:
-        prompt_tokens = sum(usage.prompt_tokens for usage in self.prompts.values())
-        cached_tokens = sum(usage.cached_tokens for usage in self.prompts.values())
-        return Usage(
-            prompt_tokens=prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
-        )
 
 
 def stream_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> StreamWriter:
@@ -102,6 +67,7 @@ class ChatStream:
         self.head = head
         self.echoes = echoes
         self.tally = Tally(ask.call.choice_count)
+        self.extras = Extras(ask, self.tally)
         self.templates: dict[int, Template] = {}
         self.readers: dict[int, Reader] = {}  # where the text is more than text
 
@@ -111,6 +77,7 @@ class ChatStream:
             template = self.templates.get(index)
             if template is None:
                 template = self._begin(index, frames)
+            self.extras.see(index, delta)
             reader = self.readers.get(index)
             if reader is not None:
                 self._write_read(index, delta, reader, frames)
@@ -118,6 +85,8 @@ class ChatStream:
                 frames.append(
                     self._chunk(index, ChunkDelta(content=delta.text), logprobs=delta.logprobs)
                 )
+            elif self.extras.is_on and (delta.text or delta.token_ids):
+                frames.append(self._chunk(index, ChunkDelta(content=delta.text)))
             elif delta.text:
                 frames.append(template.fill(delta.text))
             if delta.finish is not None:
@@ -136,10 +105,10 @@ class ChatStream:
         if delta.finish is not None:
             events += reader.flush()
         logprobs = delta.logprobs if self.ask.logprobs is not None else ()
-        if logprobs and not events:
+        if not events and (logprobs or (self.extras.is_on and delta.token_ids)):
             frames.append(self._chunk(index, ChunkDelta(), logprobs=logprobs))
         for event in events:
-            if isinstance(event, Text) and not logprobs:
+            if isinstance(event, Text) and not logprobs and not self.extras.is_on:
                 frames.append(self.templates[index].fill(event.text))
             else:
                 frames.append(self._chunk(index, delta_of(event, reader), logprobs=logprobs))
@@ -198,13 +167,14 @@ class ChatStream:
             logprobs=chat_logprobs(logprobs) if logprobs else None,
             finish_reason=finish,
             matched_stop=msgspec.UNSET if finish is None else matched,
+            token_ids=self.extras.ids(),
         )
         return ChatChunk(
             id=self.head.id,
             created=self.head.created,
             model=self.head.model,
             choices=[choice],
-            usage=None if self.ask.include_usage else msgspec.UNSET,
+            usage=self.extras.usage(),
         )
 
 
@@ -234,6 +204,7 @@ class CompletionStream:
         self.head = head
         self.echoes = echoes
         self.tally = Tally(ask.call.choice_count)
+        self.extras = Extras(ask, self.tally)
         self.templates: dict[int, Template] = {}
         self.scribes: dict[int, CompletionScribe] = {}
 
@@ -243,9 +214,12 @@ class CompletionStream:
             template = self.templates.get(index)
             if template is None:
                 template = self._begin(index, frames)
+            self.extras.see(index, delta)
             if self.ask.logprobs is not None and delta.logprobs:
                 logprobs = self.scribes[index].write(delta.logprobs)
                 frames.append(frame(encode(self._struct(index, delta.text, logprobs=logprobs))))
+            elif self.extras.is_on and (delta.text or delta.token_ids):
+                frames.append(frame(encode(self._struct(index, delta.text))))
             elif delta.text:
                 frames.append(template.fill(delta.text))
             if delta.finish is not None:
@@ -301,123 +275,12 @@ class CompletionStream:
             logprobs=logprobs,
             finish_reason=None if finish is None else finish.value,
             matched_stop=msgspec.UNSET if finish is None else matched,
+            token_ids=self.extras.ids(),
         )
         return CompletionReply(
             id=self.head.id,
             created=self.head.created,
             model=self.head.model,
             choices=[choice],
-            usage=None if self.ask.include_usage else msgspec.UNSET,
-        )
-
-
-class Gathered:
-    """One choice of a plain answer, as far as it has come."""
-
-    __slots__ = ("finish", "logprobs", "matched", "texts")
-
-    def __init__(self, echo: str) -> None:
-        self.texts = [echo]
-        self.logprobs: list[TokenLogprob] = []
-        self.finish = FinishReason.LENGTH
-        self.matched: str | int | None = None
-
-
-class PlainWriter:
-    """The one body of an answer that is not streamed, for both routes."""
-
-    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
-        self.ask = ask
-        self.head = head
-        self.echoes = echoes
-        self.tally = Tally(ask.call.choice_count)
-        self.choices = [
-            Gathered(echoes[index // ask.call.choice_count])
-            for index in range(ask.call.request_count)
-        ]
-
-    def add(self, rows: Iterable[Row]) -> None:
-        for index, delta in rows:
-            choice = self.choices[index]
-            choice.texts.append(delta.text)
-            choice.logprobs.extend(delta.logprobs)
-            if delta.finish is not None:
-                choice.finish = delta.finish
-                choice.matched = delta.matched
-                self.tally.finish(index, delta.usage)
-
-    def body(self, checked: Sequence[Checked]) -> bytes:
-        if self.ask.prompt_only:
-            self.tally.check_only(checked)
-        reply = self._chat() if self.ask.is_chat else self._completion()
-        return encode(reply)
-
-    def _chat(self) -> ChatReply:
-        wanted = self.ask.logprobs is not None
-        return ChatReply(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=[
-                ChatChoice(
-                    index=index,
-                    message=message,
-                    logprobs=chat_logprobs(choice.logprobs) if wanted else None,
-                    finish_reason=finish,
-                    matched_stop=choice.matched,
-                )
-                for index, choice in enumerate(self.choices)
-                for message, finish in (self._message(index, choice),)
-            ],
-            usage=self.tally.usage(),
-        )
-
-    def _message(self, index: int, choice: Gathered) -> tuple[ReplyMessage, str]:
-        """The message of one choice, and why it ended."""
-        if self.ask.shape.is_plain:
-            return ReplyMessage(content="".join(choice.texts)), choice.finish.value
-        reader = Reader(self.ask.shape, self.head.id, index)
-        echo, *texts = choice.texts
-        content, reasoning = [echo], []
-        calls: list[ReplyCall] = []
-        for event in reader.feed("".join(texts)) + reader.flush():
-            if isinstance(event, Text):
-                content.append(event.text)
-            elif isinstance(event, Reasoning):
-                reasoning.append(event.text)
-            elif isinstance(event, Start):
-                function = FunctionCall(name=event.name)
-                calls.append(ReplyCall(id=reader.call_id(event.call), function=function))
-            elif isinstance(event, Arguments):
-                function = calls[-1].function
-                arguments = function.arguments + event.text
-                whole = FunctionCall(name=function.name, arguments=arguments)
-                calls[-1] = msgspec.structs.replace(calls[-1], function=whole)
-        text = "".join(content)
-        message = ReplyMessage(
-            content=None if calls and not text else text,
-            reasoning_content="".join(reasoning) if reasoning else msgspec.UNSET,
-            tool_calls=calls or msgspec.UNSET,
-        )
-        return message, reader.finish_reason(choice.finish)
-
-    def _completion(self) -> CompletionReply:
-        wanted = self.ask.logprobs
-        return CompletionReply(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=[
-                CompletionChoice(
-                    index=index,
-                    text="".join(choice.texts),
-                    logprobs=None
-                    if wanted is None
-                    else CompletionScribe(wanted, len(choice.texts[0])).write(choice.logprobs),
-                    finish_reason=choice.finish.value,
-                    matched_stop=choice.matched,
-                )
-                for index, choice in enumerate(self.choices)
-            ],
-            usage=self.tally.usage(),
+            usage=self.extras.usage(),
         )

@@ -19,7 +19,16 @@ from actors.runtime.context import Ref
 from actors.tokenizer.chat import BadTemplate, ChatTemplates
 from actors.tokenizer.dialect import dialect_of
 from actors.tokenizer.grammar import check_grammar
-from actors.tokenizer.prompt import Refused, check_chars, check_ids, check_sampling, refuse, settle
+from actors.tokenizer.prompt import (
+    Refused,
+    check_chars,
+    check_ids,
+    check_sampling,
+    cut,
+    refuse,
+    settle,
+    spellings,
+)
 from actors.vocab.vocab import Vocab
 from messages import gateway, router, scheduler, tokenizer
 from messages.base import Address
@@ -258,11 +267,16 @@ class Core:
             ids = self.vocab.encode(text, add_special=False)
         else:
             raise refuse("There is no prompt.", param)
+        if message.truncate_len is not None:
+            ids = cut(ids, message.truncate_len, message.sampling, context_len)
         if ids or not message.measure:
             check_ids(ids, self.facts.vocab_size, param)
         sampling = message.sampling
         if not message.measure:
             sampling = settle(sampling, len(ids), context_len, param)
+        if message.bad_words:
+            bad_sequences = spellings(message.bad_words, self.vocab.encode)
+            sampling = msgspec.structs.replace(sampling, bad_sequences=bad_sequences)
         skip_special = message.measure and message.stop.skip_special
         text = ""
         if message.want_prompt_text:

@@ -6,7 +6,7 @@ Laws: no number in a message is negative; a prompt is never shortened to fit, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -54,7 +54,11 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Refuses ids in `logit_bias` and `stop_token_ids` that the model has no row for."""
     biased = [token_id for token_id, _ in sampling.logit_bias]
-    for ids, param in ((biased, "logit_bias"), (sampling.stop_ids, "stop_token_ids")):
+    for ids, param in (
+        (biased, "logit_bias"),
+        (sampling.stop_ids, "stop_token_ids"),
+        (sampling.allowed_ids, "allowed_token_ids"),
+    ):
         for wrong in ids:
             if not 0 <= wrong < vocab_size:
                 raise refuse(
@@ -62,6 +66,26 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
                     f"{vocab_size - 1}.",
                     param,
                 )
+
+
+def cut(ids: list[int], truncate_len: int, sampling: Sampling, context_len: int) -> list[int]:
+    """The last `truncate_len` ids; 0: as many as leave room for what is to be generated."""
+    wanted = sampling.max_tokens or max(1, sampling.min_tokens)
+    count = truncate_len or max(1, context_len - wanted)
+    return ids[-count:]
+
+
+def spellings(
+    words: Sequence[str], encode: Callable[..., list[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """The ids of each word, as it is and behind a blank."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, f" {word.lstrip()}"):
+            ids = tuple(encode(text, add_special=False))
+            if ids:
+                found[ids] = None
+    return tuple(found)
 
 
 def settle(sampling: Sampling, prompt_len: int, context_len: int, param: str) -> Sampling:

@@ -72,6 +72,8 @@ def sampling(wire: types.Sampling) -> Sampling:
         ignore_eos=wire.ignore_eos,
         min_tokens=wire.min_tokens,
         max_tokens=wire.max_tokens,
+        allowed_ids=wire.allowed_ids,
+        bad_sequences=wire.bad_sequences,
     )
 
 

@@ -62,6 +62,7 @@ def sample_special(
         penalize(logits, slots, rows)
         bias(logits, columns, rows)
         bar(logits, columns, rows, generated, eos_ids)
+        restrict(logits, slots, rows)
     drawn = columns.temperature[rows] >= GREEDY_BELOW
     if not drawn.all():
         _, tokens = ops.best(logits.index_select(0, index))
@@ -84,6 +85,7 @@ def sample_changes(columns: SamplingColumns, rows: Ints, generated: Ints) -> boo
         or (columns.presence[rows] != 0.0).any()
         or (columns.frequency[rows] != 0.0).any()
         or (generated < columns.min_tokens[rows]).any()
+        or columns.restricted[rows].any()
         or any(columns.bias_ids[slot] for slot in rows.tolist())
     )
 
@@ -156,6 +158,32 @@ def bar(
         ids = tuple(token for token in ids if 0 <= token < logits.shape[1])
         if ids:
             logits[row, torch.tensor(ids, device=logits.device)] = -torch.inf
+
+
+def restrict(logits: Tensor, slots: Slots, rows: Ints) -> None:
+    """Takes out what a row may not get: all but its allowed ids, and what would complete one of its
+    bad sequences. Where nothing would be left, the row stays as it is."""
+    columns = slots.columns
+    for row in np.flatnonzero(columns.restricted[rows]).tolist():
+        slot = int(rows[row])
+        kept = logits[row]
+        if columns.allowed_ids[slot]:
+            allowed = torch.tensor(columns.allowed_ids[slot], device=logits.device)
+            kept = torch.full_like(kept, -torch.inf)
+            kept[allowed] = logits[row, allowed]
+        said = slots.tokens[slot, slots.prompt_len[slot] : slots.known_len[slot]]
+        barred = [
+            bad[-1] for bad in columns.bad_sequences[slot] if restrict_completes(bad[:-1], said)
+        ]
+        if barred:
+            kept = kept.index_fill(0, torch.tensor(barred, device=logits.device), -torch.inf)
+        if kept.max() > -torch.inf:
+            logits[row] = kept
+
+
+def restrict_completes(begin: tuple[int, ...], said: Ints) -> bool:
+    """Whether the generated tokens end with `begin`."""
+    return not begin or tuple(said[len(said) - len(begin) :].tolist()) == begin
 
 
 def sample_logprobs(

@@ -122,6 +122,11 @@ WRONG = [
     ("cache_salt", ["", "x" * 1025, 5]),
     ("priority", [2**31, "1"]),
     ("user", [5]),
+    ("allowed_token_ids", [[], [V], [-1], ["1"], 5]),
+    ("bad_words", ["x", [""], ["x" * 257], ["x"] * 257, [5]]),
+    ("truncate_prompt_tokens", [0, -2, "5"]),
+    ("best_of", [0, 129, "2"]),
+    ("return_token_ids", ["yes"]),
     ("stream_options", [True, {"include_usage": True}]),  # the latter without `stream`
 ]
 
@@ -337,7 +342,6 @@ def test_calls_of_the_history_go_to_the_template_whatever_their_arguments() -> N
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("suffix", "x"),
-        ("best_of", 2),
         ("best_of", True),
         ("use_beam_search", True),
         ("lora_path", "nope"),
@@ -348,6 +352,28 @@ def test_calls_of_the_history_go_to_the_template_whatever_their_arguments() -> N
 def test_fields_that_we_do_not_have_are_refused_by_name(field: str, value: Any) -> None:
     assert param_of(chat, **{field: value}) == field
     assert param_of(completion, **{field: value}) == field
+
+
+def test_rules_for_tokens_and_prompts_are_read() -> None:
+    for read in (chat, completion):
+        ask = read(allowed_token_ids=[9, 3, 9], bad_words=["x", "y", "x"], truncate_prompt_tokens=7)
+        assert ask.call.sampling.allowed_ids == (3, 9)
+        assert ask.call.bad_words == ("x", "y") and ask.call.truncate_len == 7
+        assert read(truncate_prompt_tokens=-1).call.truncate_len == 0
+        assert read(no_stop_trim=True, stop="a").call.stop.keep_match
+        assert read(return_token_ids=True).call.checked_first
+        assert not read(return_token_ids=True, stream=True).call.checked_first
+
+
+def test_the_best_of_several_completions_are_kept() -> None:
+    ask = completion(best_of=5, n=2)
+    assert (ask.call.choice_count, ask.kept_count, ask.logprobs) == (5, 2, None)
+    assert ask.call.sampling.logprobs == 0
+    assert completion(best_of=2, n=2) == completion(n=2)
+    assert completion(best_of=1) == completion()
+    for fields in ({"best_of": 2, "n": 3}, {"best_of": 2, "stream": True}):
+        assert param_of(completion, **fields) == "best_of"
+    assert param_of(chat, best_of=2) == "best_of" and chat(best_of=1) == chat()
 
 
 def test_neutral_values_of_such_fields_are_taken() -> None:

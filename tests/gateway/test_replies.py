@@ -16,7 +16,7 @@ from actors.gateway.replies import Head, plain_writer, stream_writer
 from actors.gateway.sse import MARK, Template, encode, frame
 from messages.config import GatewayConfig
 from messages.gateway import Delta, TokenLogprob
-from messages.types import Fault, FinishReason, Problem, Usage
+from messages.types import Fault, FinishReason, Problem, Usage, pack
 
 LIMITS = Limits(config=GatewayConfig(), model="M", vocab_size=100)
 HEAD = Head("id-1", 1700000000, "M")
@@ -267,3 +267,51 @@ def test_a_filled_template_is_the_encoded_event(text: str) -> None:
 def test_an_event_without_its_mark_is_no_template() -> None:
     with pytest.raises(AssertionError):
         Template({"a": "x"})
+
+
+def test_ids_of_tokens_come_in_every_chunk_and_in_the_plain_answer() -> None:
+    checked = [Checked(token_count=2, ids=pack([7, 8]))]
+    for is_chat in (True, False):
+        rows = [
+            [row(0, "a", 0, token_ids=pack([1]))],
+            [row(0, "", 1, token_ids=pack([2]))],  # half a character
+            [row(0, "é", 2, FinishReason.STOP, token_ids=pack([3]))],
+        ]
+        ask = ask_of(is_chat, return_token_ids=True, stream=True)
+        chunks = [event["choices"][0] for event in stream(ask, rows) if event != "[DONE]"]
+        assert [i for chunk in chunks for i in chunk["token_ids"]] == [1, 2, 3]
+        whole = plain(ask_of(is_chat, return_token_ids=True), rows, checked)
+        assert whole["choices"][0]["token_ids"] == [1, 2, 3]
+        prompt = whole if is_chat else whole["choices"][0]
+        assert prompt["prompt_token_ids"] == [7, 8]
+
+
+def test_usage_so_far_comes_in_every_chunk_where_it_was_asked_for() -> None:
+    for is_chat in (True, False):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        ask = ask_of(is_chat, stream=True, stream_options=options)
+        rows = [
+            [row(0, "a", 0, usage=Usage(prompt_tokens=5))],
+            [row(0, "b", 1)],
+            [row(0, "c", 2, FinishReason.STOP)],
+        ]
+        events = [event for event in stream(ask, rows) if event != "[DONE]"]
+        counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
+        assert counts == sorted(counts) and counts[-1] == 3
+        assert {event["usage"]["prompt_tokens"] for event in events[is_chat:]} == {5}
+        assert events[-1]["choices"] == [] and events[-1]["usage"]["total_tokens"] == 8
+
+
+def test_the_most_likely_completions_are_shown_and_all_are_counted() -> None:
+    ask = ask_of(False, best_of=3, n=2)
+    rows = [
+        [
+            row(choice, text, 0, FinishReason.STOP, logprobs=(TokenLogprob(b"x", 1, value),))
+            for choice, (text, value) in enumerate([("mid", -2.0), ("bad", -9.0), ("top", -1.0)])
+        ]
+    ]
+    answer = plain(ask, rows)
+    assert [choice["text"] for choice in answer["choices"]] == ["top", "mid"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert answer["choices"][0]["logprobs"] is None
+    assert answer["usage"]["completion_tokens"] == 3

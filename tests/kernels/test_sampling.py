@@ -267,3 +267,35 @@ def test_greedy_rows_alone_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(under_test, "sample_special", None)
     logits = np.random.default_rng(2).standard_normal((5, VOCAB)).astype(np.float32)
     assert draw(logits, [PLAIN] * 5, [1], []).tokens.tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("ops", FLAVOURS, ids=lambda ops: type(ops).__name__)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_only_allowed_tokens_come_and_no_bad_sequence_is_completed(
+    ops: Ops, temperature: float
+) -> None:
+    rng = np.random.default_rng(5)
+    logits = rng.normal(size=(4, VOCAB)).astype(np.float32)
+    best = np.argsort(-logits, axis=1)
+    own = Sampling(temperature=temperature, seed=3)
+    each = [
+        replace(own, allowed_ids=(5, 17, 400)),
+        # Its first token always, the second behind 40 and 41 only, the third not: 9 was not said.
+        replace(own, bad_sequences=((int(best[1, 0]),), (40, 41, int(best[1, 1])), (9, 41, 3))),
+        replace(own, bad_sequences=((40, 42, int(best[2, 0])), (1, 2, int(best[2, 0])))),
+        own,
+    ]
+    tokens = draw(logits, each, [1, 2], [40, 41], ops).tokens.tolist()
+    assert tokens[0] in (5, 17, 400)
+    assert tokens[1] not in best[1, :2]
+    if temperature == 0.0:
+        assert tokens[0] == max((5, 17, 400), key=lambda token: logits[0, token])
+        assert tokens[1:] == [best[1, 2], best[2, 0], best[3, 0]]
+    alone = draw(logits[3:], [own], [1, 2], [40, 41], ops).tokens.tolist()
+    assert tokens[3:] == alone
+
+
+def test_a_restriction_that_leaves_nothing_is_not_applied() -> None:
+    logits = np.zeros((1, VOCAB), np.float32)
+    own = replace(PLAIN, allowed_ids=(3,), min_tokens=5)  # 3 ends the sequence: barred as yet
+    assert draw(logits, [own], [1], []).tokens.tolist() == [0]

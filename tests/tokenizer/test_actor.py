@@ -288,3 +288,17 @@ def test_a_template_of_the_operators_replaces_the_models(folder: Path, tmp_path:
         cell_of(folder, chat_template=str(own))
     with pytest.raises(BadTemplate, match=r"none\.jinja: .*cannot be read"):
         cell_of(folder, chat_template=str(tmp_path / "none.jinja"))
+
+
+def test_bad_words_become_ids_and_prompts_are_cut_where_asked(cell: Cell, vocab: Vocab) -> None:
+    cell.tell(encode(text="hello there world", bad_words=("the",), truncate_len=2))
+    (submit,) = [message for _, message in cell.sent if isinstance(message, Submit)]
+    ids = vocab.encode("hello there world")
+    assert list(unpack(submit.prompt)) == ids[-2:]
+    spelled = {tuple(vocab.encode(word, add_special=False)) for word in ("the", " the")}
+    assert set(submit.sampling.bad_sequences) == spelled
+    cell.sent.clear()
+    long = "hello " * CONTEXT_LEN
+    cell.tell(encode("q", text=long, truncate_len=0))
+    (submit,) = [message for _, message in cell.sent if isinstance(message, Submit)]
+    assert len(unpack(submit.prompt)) == CONTEXT_LEN - 4

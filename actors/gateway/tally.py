@@ -1,0 +1,87 @@
+"""This file counts what an answer has used, for its usage and for what chunks say of it.
+
+It does not know how answers are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from actors.gateway.call import Checked
+from actors.gateway.openai import Ask
+from messages.gateway import Delta
+from messages.openai import PromptDetails, Usage
+from messages.types import Usage as RequestUsage
+from messages.types import unpack
+
+
+class Tally:
+    """The usage of a call: each prompt once, however many choices it has."""
+
+    def __init__(self, choice_count: int) -> None:
+        self.choice_count = choice_count
+        self.prompts: dict[int, RequestUsage] = {}
+        self.completion_tokens = 0
+        self.running: dict[int, int] = {}  # tokens of choices that have not finished
+
+    def see(self, index: int, delta: Delta) -> None:
+        """Counts what has come, for the usage so far."""
+        if delta.usage is not None:
+            self.prompts.setdefault(index // self.choice_count, delta.usage)
+        self.running[index] = self.running.get(index, 0) + delta.token_count
+
+    def finish(self, index: int, usage: RequestUsage | None) -> None:
+        """Counts one finished choice."""
+        usage = usage or RequestUsage()
+        self.completion_tokens += usage.completion_tokens
+        self.running.pop(index, None)
+        self.prompts.setdefault(index // self.choice_count, usage)
+
+    def check_only(self, checked: Iterable[Checked]) -> None:
+        """Counts prompts that nothing was generated for."""
+        for index, prompt in enumerate(checked):
+            self.prompts[index] = RequestUsage(prompt_tokens=prompt.token_count)
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(usage.prompt_tokens for usage in self.prompts.values())
+        cached_tokens = sum(usage.cached_tokens for usage in self.prompts.values())
+        completion_tokens = self.completion_tokens + sum(self.running.values())
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+            prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
+        )
+
+
+class Extras:
+    """What a stream's chunks have beside text, where it was asked for: ids of tokens, usage so far.
+
+    Every chunk is then encoded by itself; templates are for streams without.
+    """
+
+    def __init__(self, ask: Ask, tally: Tally) -> None:
+        self.ask = ask
+        self.tally = tally
+        self.is_on = ask.live_usage or ask.token_ids
+        self._ids: list[int] | None = None
+
+    def see(self, index: int, delta: Delta) -> None:
+        if self.ask.live_usage:
+            self.tally.see(index, delta)
+        if self.ask.token_ids and delta.token_ids:
+            self._ids = list(unpack(delta.token_ids))
+
+    def ids(self) -> list[int] | msgspec.UnsetType:
+        """The ids that the next chunk stands for: each goes with one chunk."""
+        if not self.ask.token_ids:
+            return msgspec.UNSET
+        ids, self._ids = self._ids, None
+        return ids or []
+
+    def usage(self) -> Usage | None | msgspec.UnsetType:
+        if self.ask.live_usage:
+            return self.tally.usage()
+        return None if self.ask.include_usage else msgspec.UNSET
