@@ -67,6 +67,9 @@ class Detokenizer(Actor):
         delta = output.take(tail)
         if tail.finish is not None:
             del self.outputs[tail.request]
+            self.context.log.debug(
+                "ended", request=tail.request, finish=tail.finish.value, tokens=output.token_count
+            )
         elif delta is not None and output.matched is not None:
             met = StopMet(tail.request, tail.attempt, output.token_count)
             self.scheduler.tell(met, request=tail.request)

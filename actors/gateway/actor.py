@@ -602,6 +602,9 @@ class Gateway(Actor):
         )
         if result.parked:
             self.context.count("histrio_interruptions_total", len(result.parked))
+            self.context.log.warning("requests interrupted", count=len(result.parked))
+            for record in result.parked:
+                self.context.log.debug("interrupted", request=record.request)
             if not self.down:
                 self.context.start_timer("resume", Resume(), after_s=RESUME_S)
 

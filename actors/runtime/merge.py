@@ -15,6 +15,8 @@ from messages.log import LogLine
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
+REQUEST_KEYS = ("request", "client_request")  # our id, and the one that a client has given
+
 
 class Line(NamedTuple):
     """One line of a log. `fields` has all its keys, `raw` is the line as it was written."""
@@ -71,7 +73,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         level = fields.get("level")
         if level in LEVELS and LEVELS.index(level) < LEVELS.index(self.level):
             return False
-        if self.request is not None and not is_part(fields.get("request"), self.request):
+        if self.request is not None and not any(
+            is_part(fields.get(key), self.request) for key in REQUEST_KEYS
+        ):
             return False
         return self.actor is None or is_part(fields.get("actor"), self.actor)
 

@@ -258,6 +258,9 @@ class Scheduler(Actor):
 
     def _count(self) -> None:
         output, context = self.schedule.output, self.context
+        for news in output.news:
+            context.log.debug(news.event, request=news.request, **news.facts)
+        output.news.clear()
         for elapsed_s, row_count in output.landed:
             context.observe("histrio_step_seconds", elapsed_s, bounds=STEP_BOUNDS_S)
             context.observe("histrio_step_rows", row_count, bounds=ROW_BOUNDS)

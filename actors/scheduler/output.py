@@ -6,6 +6,9 @@ goes to the cache goes before the tails that acknowledge it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from actors.scheduler.finish import usage_of
 from actors.scheduler.mail import Mail
 from actors.scheduler.request import Request
@@ -16,6 +19,14 @@ from messages.types import FinishReason, Problem, Usage
 from messages.worker import Step
 
 
+class News(NamedTuple):
+    """What became of a request, for those who follow it in the log."""
+
+    event: str
+    request: str
+    facts: Mapping[str, object]
+
+
 class Output:
     """Emptied by its owner after each event."""
 
@@ -24,6 +35,7 @@ class Output:
         "generated_tokens",
         "landed",
         "mails",
+        "news",
         "prompt_tokens",
         "queue_s",
         "retraction_count",
@@ -35,6 +47,7 @@ class Output:
         self.to_cache: list[cache.In] = []
         self.steps: list[Step] = []
         self.mails: dict[str, Mail] = {}  # by the path of the gateway that reads it
+        self.news: list[News] = []
         self.landed: list[tuple[float, int]] = []  # seconds and rows of steps that are done
         self.queue_s: list[float] = []  # how long those admitted first now had waited
         self.prompt_tokens = 0

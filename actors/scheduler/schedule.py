@@ -19,7 +19,7 @@ from array import array
 from actors.scheduler import finish
 from actors.scheduler.admission import Admission, Pace
 from actors.scheduler.flights import Flight, Flights, rows_of, sampled
-from actors.scheduler.output import Output
+from actors.scheduler.output import News, Output
 from actors.scheduler.planner import Plan, choose_victims, plan
 from actors.scheduler.queue import POLICIES
 from actors.scheduler.request import Event, Request, State
@@ -128,6 +128,8 @@ class Schedule:
         request.cached_len = request.planned_len = message.cached_len
         self._set_room(request)
         self.prefilling[slot] = request
+        facts = {"slot": slot, "cached": message.cached_len, "pages": request.page_count}
+        self.output.news.append(News("admitted", request.id, facts))
         if not request.admitted_once:
             request.admitted_once = True
             if request.resumed_len == 0:
@@ -269,6 +271,8 @@ class Schedule:
             running = [*self.decoding.values(), *self.prefilling.values()]
             for victim in choose_victims(running, planned.stalled, self.page_size):
                 self.output.retraction_count += 1
+                facts = {"generated": victim.output_len}
+                self.output.news.append(News("retracted", victim.id, facts))
                 self._retract(victim)
             planned = self._plan_once()
         return planned

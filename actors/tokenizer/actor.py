@@ -146,6 +146,9 @@ class Tokenizer(Actor):
         elif isinstance(result, Prompt):
             waited_s = self.context.now_s() - pending.since_s
             self.context.observe("histrio_encode_seconds", waited_s, bounds=ENCODE_BOUNDS_S)
+            self.context.log.debug(
+                "encoded", request=encode.request, tokens=result.prompt_len, attempt=encode.attempt
+            )
             self.submit(encode, result)
         elif isinstance(result, Refused):
             self.fail(encode.request, encode.attempt, encode.reply_to, result.problem)

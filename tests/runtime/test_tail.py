@@ -191,6 +191,7 @@ def test_what_is_no_line_of_a_log_is_shown_where_it_stood(tmp_path: Path) -> Non
         (Choice(level="warning"), ["3", "4"]),
         (Choice(level="warning", actor="gateway"), ["4"]),
         (Choice(request="nobody"), []),
+        (Choice(request="theirs"), ["5"]),
     ],
 )
 def test_lines_are_chosen_by_request_actor_and_level(
@@ -201,7 +202,7 @@ def test_lines_are_chosen_by_request_actor_and_level(
         line_bytes(2, "2", request="r1-0", actor="replica/worker"),
         line_bytes(3, "3", request="r12", actor="replica/cache").replace(b"info", b"error"),
         line_bytes(4, "4", actor="gateway").replace(b"info", b"warning"),
-        line_bytes(5, "5", actor="replicas"),
+        line_bytes(5, "5", actor="replicas").replace(b"{", b'{"client_request":"theirs",', 1),
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([*lines, b""]))
     assert events(tail(tmp_path, choice)) == expected
