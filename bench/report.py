@@ -48,7 +48,7 @@ def machine() -> dict[str, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "machine": f"{cpu or platform.processor() or platform.machine()}, {cores} cores",
-        "load": f"{os.getloadavg()[0]:.1f}",
+        "load_avg": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -146,7 +146,7 @@ class Worker(Actor):
             device=facts.device,
             pages=facts.page_count,
             page_size=facts.page_size,
-            how=list(facts.notes),
+            how="; ".join(facts.notes),
         )
         return runner
 
