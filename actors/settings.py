@@ -101,6 +101,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "tools_max", "--tools-max", "tools of a request"),
     Flag(
         "gateway",
+        "sampling_defaults",
+        "--sampling-defaults",
+        "what a request does not say: as the model's files recommend, or as OpenAI has it",
+        choices=("model", "openai"),
+    ),
+    Flag(
+        "gateway",
         "api_key_file",
         "--api-key-file",
         "keys that clients need, one a line; also from HISTRIO_API_KEYS, between commas",

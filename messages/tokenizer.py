@@ -59,11 +59,22 @@ class Cancel(Message, frozen=True):
     attempt: int
 
 
+class Defaults(Part, frozen=True):
+    """What the model's own files recommend where a request says nothing. None: nothing either."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
 class Dialect(Part, frozen=True):
     """The note of the tokenizer's `Ready`: which formats the model's chat template speaks of."""
 
     tool_parser: str = ""  # a name of the gateway's tool_parser seam; "": not known
     reasoning_parser: str = ""  # the same of its reasoning_parser seam; "": none
+    defaults: Defaults = Defaults()
 
 
 In = Encode | Cancel

@@ -33,6 +33,7 @@ from messages.gateway import Abort, Delta, Deltas, Encoded, Failed, Unknown
 from messages.metrics import Page, Scrape
 from messages.scheduler import Load, Poll
 from messages.system import ActorRow, Cause, Down, Drain, Reason, State, Undelivered, Up
+from messages.tokenizer import Defaults, Dialect
 from messages.types import Fault, FinishReason, Problem, Usage
 from messages.worker import Facts
 
@@ -115,10 +116,9 @@ class Open:
         self.checked: dict[int, Checked] = {}  # by prompt, while the prompts are checked
 
 
-def parsers_of(config: GatewayConfig, note: bytes) -> Parsers:
+def parsers_of(config: GatewayConfig, dialect: Dialect) -> Parsers:
     """By name from the settings, or by what the tokenizer has seen in the model's template. Raises
     UnknownName for a setting that is none."""
-    dialect = msgspec.msgpack.decode(note, type=tokenizer.Dialect) if note else tokenizer.Dialect()
     tool, reasoning = config.tool_parser, config.reasoning_parser
     if tool == "auto":
         tool = dialect.tool_parser
@@ -160,11 +160,14 @@ class Gateway(Actor):
         self.scheduler: Ref[scheduler.In] = context.peer(self.paths.scheduler)
         self.cache: Ref[cache.In] = context.peer(self.paths.cache)
         self.facts = msgspec.msgpack.decode(context.notes[self.paths.worker], type=Facts)
+        note = context.notes.get(self.paths.tokenizer, b"")
+        dialect = msgspec.msgpack.decode(note, type=Dialect) if note else Dialect()
         self.limits = Limits(
             config=self.config,
             model=self.model.name or self.facts.model,
             vocab_size=self.facts.vocab_size,
-            parsers=parsers_of(self.config, context.notes.get(self.paths.tokenizer, b"")),
+            parsers=parsers_of(self.config, dialect),
+            defaults=dialect.defaults if self.config.sampling_defaults == "model" else Defaults(),
             context_len=self.facts.context_len,
         )
         context.gauge("histrio_streams_open", 0)  # what a life before this one had is gone

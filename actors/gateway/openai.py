@@ -27,6 +27,7 @@ from messages.openai import (
     Generation,
     Unsupported,
 )
+from messages.tokenizer import Defaults
 from messages.types import Fault, Grammar, Problem, Sampling, StopRules, pack
 
 COMPLETION_MAX_TOKENS = 16
@@ -45,6 +46,7 @@ NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
     "function_call": frozenset({b'"none"'}),
 }
 B = TypeVar("B")
+N = TypeVar("N", int, float)
 
 
 class Limits(NamedTuple):
@@ -54,6 +56,7 @@ class Limits(NamedTuple):
     model: str
     vocab_size: int
     parsers: Parsers = Parsers()
+    defaults: Defaults = Defaults()
     context_len: int = 0
 
 
@@ -321,20 +324,21 @@ def read_sampling(
     min_tokens = body.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
         raise invalid("`min_tokens` cannot be more than the token limit.", "min_tokens")
-    top_k = body.top_k or 0
+    defaults = limits.defaults
+    top_k = given(body.top_k, defaults.top_k, 0)
     if top_k < 0 or top_k >= limits.vocab_size:
         top_k = 0
-    top_p = 1.0 if body.top_p is None else body.top_p
+    top_p = given(body.top_p, defaults.top_p, 1.0)
     if top_p == 0.0:
         top_k, top_p = 1, 1.0
     return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=given(body.temperature, defaults.temperature, 1.0),
         top_k=top_k,
         top_p=top_p,
-        min_p=body.min_p or 0.0,
+        min_p=given(body.min_p, defaults.min_p, 0.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        repetition_penalty=given(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=read_bias(body.logit_bias, limits),
         seed=draw() if body.seed is None else body.seed,
         logprobs=logprobs,
@@ -344,6 +348,11 @@ def read_sampling(
         max_tokens=max_tokens,
         allowed_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
     )
+
+
+def given(*values: N | None) -> N:
+    """The first that is there; the last one is."""
+    return next(value for value in values if value is not None)
 
 
 def read_bias(bias: dict[str, float] | None, limits: Limits) -> tuple[tuple[int, float], ...]:

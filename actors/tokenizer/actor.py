@@ -17,7 +17,7 @@ import msgspec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
 from actors.tokenizer.chat import BadTemplate, ChatTemplates
-from actors.tokenizer.dialect import dialect_of
+from actors.tokenizer.dialect import defaults_of, dialect_of
 from actors.tokenizer.grammar import check_grammar
 from actors.tokenizer.prompt import (
     Refused,
@@ -36,7 +36,7 @@ from messages.config import ModelConfig, Paths, TokenizerConfig
 from messages.gateway import Delta, Deltas, Encoded, Failed
 from messages.scheduler import Submit
 from messages.system import Cause, Undelivered
-from messages.tokenizer import Encode
+from messages.tokenizer import Defaults, Encode
 from messages.types import Fault, FinishReason, Int32s, Problem, Sampling, Usage, pack, unpack
 from messages.worker import Facts
 
@@ -92,14 +92,16 @@ class Tokenizer(Actor):
         self.router: Ref[router.In] = self.context.peer(self.paths.router)
         self.facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
         self.core = await self.context.in_thread(self.load)
-        return msgspec.msgpack.encode(dialect_of(self.core.templates.sources))
+        dialect = dialect_of(self.core.templates.sources, self.core.defaults)
+        return msgspec.msgpack.encode(dialect)
 
     def load(self) -> Core:
         vocab = Vocab.load(self.model.path)
         templates = dict(vocab.templates)
         if self.config.chat_template:
             templates = {"default": read_template(Path(self.config.chat_template))}
-        return Core(vocab, ChatTemplates(templates, vocab.named), self.facts, self.config)
+        defaults = read_defaults(Path(self.model.path) / "generation_config.json")
+        return Core(vocab, ChatTemplates(templates, vocab.named), self.facts, self.config, defaults)
 
     def on_encode(self, message: Encode) -> None:
         assert not (message.measure and message.forward), message.request
@@ -243,10 +245,16 @@ class Core:
     """What the threads share: all of it immutable."""
 
     def __init__(
-        self, vocab: Vocab, templates: ChatTemplates, facts: Facts, config: TokenizerConfig
+        self,
+        vocab: Vocab,
+        templates: ChatTemplates,
+        facts: Facts,
+        config: TokenizerConfig,
+        defaults: Defaults,
     ) -> None:
         self.vocab = vocab
         self.templates = templates
+        self.defaults = defaults
         self.facts = facts
         self.chars_max = facts.context_len * config.chars_per_token_max
 
@@ -285,6 +293,15 @@ class Core:
         if message.want_prompt_text:
             text = self.vocab.decode(ids, skip_special=skip_special)
         return Prompt(pack(ids), len(ids), sampling, text)
+
+
+def read_defaults(path: Path) -> Defaults:
+    """What a generation_config.json recommends; nothing where there is none, or a damaged one."""
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return Defaults()
+    return defaults_of(found)
 
 
 def read_template(path: Path) -> str:

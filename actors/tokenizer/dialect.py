@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from messages.tokenizer import Dialect
+from messages.tokenizer import Defaults, Dialect
 
 # What a template that speaks a format writes, most telling first.
 TOOL_MARKS = (
@@ -28,13 +29,36 @@ OPEN = re.compile(r"<think>(?:\\n|\n)*['\"]")
 PROMPT = "add_generation_prompt"
 
 
-def dialect_of(templates: Mapping[str, str]) -> Dialect:
+def dialect_of(templates: Mapping[str, str], defaults: Defaults | None = None) -> Dialect:
     """By the template for chats with tools, and the one for plain ones."""
     plain = templates.get("default") or next(iter(templates.values()), "")
     return Dialect(
         tool_parser=tool_parser_of(templates.get("tool_use") or plain),
         reasoning_parser=reasoning_parser_of(plain),
+        defaults=defaults or Defaults(),
     )
+
+
+# What a request could say itself; a recommendation beyond it is none.
+BOUNDS = {
+    "temperature": (0.0, 2.0),
+    "top_k": (0, 2**31 - 1),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+def defaults_of(config: Any) -> Defaults:
+    """From the content of a generation_config.json."""
+    found: dict[str, Any] = {}
+    for name, (low, high) in BOUNDS.items():
+        value = config.get(name) if isinstance(config, dict) else None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if low <= value <= high and (name != "top_k" or isinstance(value, int)):
+            found[name] = value
+    return Defaults(**found)
 
 
 def tool_parser_of(template: str) -> str:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from actors.gateway.errors import Refused, answer
 from actors.gateway.openai import BIAS_COUNT_MAX, Ask, Limits, read_chat, read_completion
 from messages.config import GatewayConfig
+from messages.tokenizer import Defaults
 from messages.types import Fault, unpack
 
 V = 100
@@ -363,6 +364,16 @@ def test_rules_for_tokens_and_prompts_are_read() -> None:
         assert read(no_stop_trim=True, stop="a").call.stop.keep_match
         assert read(return_token_ids=True).call.checked_first
         assert not read(return_token_ids=True, stream=True).call.checked_first
+
+
+def test_what_a_request_does_not_say_the_model_recommends() -> None:
+    limits = LIMITS._replace(defaults=Defaults(temperature=0.5, top_k=20, top_p=0.9))
+    body = {"model": "M", "prompt": "x"}
+    sampling = read_completion(msgspec.json.encode(body), limits, lambda: 1).call.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 20, 0.9)
+    said = {**body, "temperature": 0, "top_k": -1, "top_p": 1}
+    sampling = read_completion(msgspec.json.encode(said), limits, lambda: 1).call.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 1.0)
 
 
 def test_the_best_of_several_completions_are_kept() -> None:

@@ -322,9 +322,9 @@ def test_wrong_constraints_are_refused_by_name(fields: dict[str, Any], param: st
 
 
 def test_parsers_come_from_the_settings_or_the_template() -> None:
-    note = msgspec.msgpack.encode(Dialect("hermes", "think"))
+    note = Dialect("hermes", "think")
     assert parsers_of(GatewayConfig(), note) == HERMES
-    assert parsers_of(GatewayConfig(), b"") == Parsers()
+    assert parsers_of(GatewayConfig(), Dialect()) == Parsers()
     config = GatewayConfig(tool_parser="mistral", reasoning_parser="none")
     assert parsers_of(config, note) == Parsers("mistral", "")
     with pytest.raises(UnknownName):
