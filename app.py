@@ -92,6 +92,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench offline --preset c32            the same without HTTP
   python -m app bench cases --spawn                   bug reports of others, asked here
   python -m app bench idle                            what a server costs unasked
+  python -m app bench front                           the front end, without a model
   python -m app bench mailbox | hop | planner | radix | ops | kl
   python -m app bench structured                      what grammars cost
 
@@ -534,6 +535,7 @@ BENCHES = (
     "cases",
     "idle",
     "mailbox",
+    "front",
     "hop",
     "planner",
     "radix",
