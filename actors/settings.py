@@ -76,6 +76,8 @@ FLAGS: tuple[Flag, ...] = (
         "--recover",
         "seconds that an interrupted request waits for the part that was lost",
     ),
+    Flag("gateway", "resume_s", "--resume", "seconds a stream waits for a client to come back"),
+    Flag("gateway", "resume_streams_max", "--resume-streams-max", "streams that wait, or may"),
     Flag("gateway", "choices_max", "--choices-max", "largest `n` of a request"),
     Flag("gateway", "prompts_max", "--prompts-max", "prompts in one completion request"),
     Flag("gateway", "stops_max", "--stops-max", "stop strings of a request"),

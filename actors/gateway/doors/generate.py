@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.gateway import anthropic, native, ollama, tokens
 from actors.gateway.dialect import Asked, Dialect, Head, Ready
+from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import Refused, unavailable
 from actors.gateway.exchange import STREAM_HEADERS, Exchange, Gone, HttpRefused, read_rows
 from actors.gateway.openai import read_chat, read_completion
@@ -35,8 +36,13 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def generate_routes(gateway: Gateway) -> list[Route]:
+    resumes = Resumes(gateway)
     return [
-        Route(dialect.path, Generate(gateway, dialect), methods=["POST"]) for dialect in DIALECTS
+        *(
+            Route(dialect.path, Generate(gateway, dialect, resumes), methods=["POST"])
+            for dialect in DIALECTS
+        ),
+        Route("/v1/streams/{stream}", resumes, methods=["GET"]),
     ]
 
 
@@ -44,20 +50,25 @@ class Generate:
     """A route that makes calls, as an ASGI application of its own: Starlette's request and
     response objects would hide a client that leaves."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect, resumes: Resumes) -> None:
         self.gateway = gateway
         self.dialect = dialect
+        self.resumes = resumes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, dialect = self.gateway, self.dialect
         exchange: Exchange = scope["exchange"]
         created_s = time.time()
+        wish = self.resumes.wish(exchange, dialect)
         try:
-            ask = await self.read_ask(exchange, created_s)
+            ask = await self.read_ask(exchange, created_s, wish and wish[0].seed)
         except Ready as ready:
             await exchange.respond(200, ready.body)
             return
-        answer_id = dialect.prefix + exchange.made_id
+        if wish is not None and str(wish[0]) in self.resumes.kept:
+            await self.resumes.follow(exchange, self.resumes.kept[str(wish[0])], wish[1])
+            return
+        answer_id = dialect.prefix + (exchange.made_id if wish is None else wish[0].call)
         stream = gateway.open(ask.call, exchange.made_id)
         stream.on_cut = exchange.abort
         stream.names = (answer_id, exchange.made_id)
@@ -65,6 +76,12 @@ class Generate:
             stream.names += (exchange.given_id,)
         stream.request_names = () if dialect.names is None else dialect.names(ask)
         head = Head(answer_id, int(created_s), gateway.limits.model, created_s, time.time)
+        if wish is not None and ask.stream:
+            kept = self.resumes.keep(wish[0], dialect, ask, head, stream)
+            if kept is not None:
+                stream.on_cut = None
+                await self.resumes.follow(exchange, kept, wish[1])
+                return
         watcher = asyncio.create_task(self.watch(exchange, stream))
         try:
             answer_by = self.answer_stream if ask.stream else self.answer_plain
@@ -73,14 +90,18 @@ class Generate:
             watcher.cancel()
             stream.close()
 
-    async def read_ask(self, exchange: Exchange, created_s: float) -> Asked:
+    async def read_ask(
+        self, exchange: Exchange, created_s: float, seed: int | None = None
+    ) -> Asked:
+        """`seed` is for a call that has none of its own; None: one is drawn."""
         gateway = self.gateway
         config = gateway.config
         try:
             if not gateway.is_open:
                 raise Refused(unavailable("The server is shutting down."))
             body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
-            return self.dialect.read(body, gateway.limits, gateway.draw_seed, created_s)
+            draw = gateway.draw_seed if seed is None else lambda: seed
+            return self.dialect.read(body, gateway.limits, draw, created_s)
         except (Refused, HttpRefused):
             gateway.context.count("histrio_requests_total", outcome="refused")
             raise

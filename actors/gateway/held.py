@@ -1,0 +1,213 @@
+"""This file keeps what a stream has brought, for a client that may come back for it.
+
+It does not know connections, dialects or time. A *mark* says how far a client is: for each choice
+how many characters of the model's text it has, and whether it has its end. Marks are of text, not
+of events or tokens, since the same text may come in other pieces: from another attempt, or from
+another gateway that computes the call again. Where one row becomes several events, the mark also
+counts those of the next row that the client has.
+
+Laws: a place gives each row once, in order, cut at its mark; what lies before the mark is given as
+known, for the writer's state and not for the client; the shelf never drops who is being read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from actors.gateway.call import Row
+from actors.gateway.outbox import ROW_BYTES
+from messages.types import Problem
+
+CALL_CHARS, SEED_CHARS, SECRET_CHARS = 24, 16, 16
+ID_CHARS = CALL_CHARS + SEED_CHARS + SECRET_CHARS
+MARKS_MAX = 1024
+
+
+class StreamId(NamedTuple):
+    """Names a stream, and has what another gateway needs to compute it again."""
+
+    call: str  # the id of the call that it began as: hex
+    seed: int  # what is drawn where the body has no seed
+    secret: str  # so that nobody can guess it: hex
+
+    def __str__(self) -> str:
+        return f"{self.call}{self.seed:0{SEED_CHARS}x}{self.secret}"
+
+
+class Mark(NamedTuple):
+    chars: int = 0
+    is_ended: bool = False
+    events: int = 0  # of the row that begins there
+
+    def __str__(self) -> str:
+        end = "e" if self.is_ended else ""
+        return f"{self.chars}{end}+{self.events}" if self.events else f"{self.chars}{end}"
+
+
+Marks = tuple[Mark, ...]
+
+
+def event_id(stream: StreamId | str, marks: Iterable[Mark]) -> str:
+    return f"{stream}.{','.join(map(str, marks))}"
+
+
+def read_stream_id(text: str) -> StreamId | None:
+    if len(text) != ID_CHARS or not set(text) <= set("0123456789abcdef"):
+        return None
+    call, rest = text[:CALL_CHARS], text[CALL_CHARS:]
+    return StreamId(call, int(rest[:SEED_CHARS], 16), rest[SEED_CHARS:])
+
+
+def read_event_id(text: str) -> tuple[StreamId, Marks] | None:
+    """None: it is none of ours."""
+    name, _, places = text.partition(".")
+    stream = read_stream_id(name)
+    words = places.split(",")
+    if stream is None or len(words) > MARKS_MAX:
+        return None
+    marks = []
+    for word in words:
+        place, _, events = word.partition("+")
+        chars = place.removesuffix("e")
+        if not is_count(chars) or not is_count(events or "0"):
+            return None
+        marks.append(Mark(int(chars), place != chars, int(events or "0")))
+    return stream, tuple(marks)
+
+
+def is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 12
+
+
+class Held:
+    """All rows of one stream so far, and its end."""
+
+    def __init__(self, choice_count: int) -> None:
+        self.choice_count = choice_count
+        self.rows: list[Row] = []
+        self.bytes_len = 0
+        self.is_over = False
+        self.problem: Problem | None = None
+
+    def add(self, rows: Iterable[Row]) -> None:
+        assert not self.is_over, "a row after the end"
+        for row in rows:
+            self.rows.append(row)
+            self.bytes_len += ROW_BYTES + len(row.delta.text)
+            for token in row.delta.logprobs:
+                self.bytes_len += ROW_BYTES * (1 + len(token.best))
+
+    def end(self, problem: Problem | None = None) -> None:
+        assert not self.is_over, "a second end"
+        self.is_over = True
+        self.problem = problem
+
+
+class Place:
+    """How far one reader of it is, and with what it began."""
+
+    def __init__(self, held: Held, marks: Marks = ()) -> None:
+        self.held = held
+        self.index = 0
+        blank = (Mark(),) * (held.choice_count - len(marks))
+        self.targets = (*marks, *blank)[: held.choice_count]
+        self.chars = [0] * held.choice_count  # taken
+        self.sent = list(self.targets)  # what the client has
+
+    def send(self, row: Row, events: list[bytes], stream: str) -> bytes:
+        """The events of a row that is new to the client, each with its id, but for those that the
+        client has. Rows are sent in the order in which they were taken."""
+        choice, delta = row
+        had = self.sent[choice]
+        found = []
+        for index, event in enumerate(events, 1):
+            self.sent[choice] = Mark(had.chars, False, index)
+            if index == len(events):
+                self.sent[choice] = Mark(had.chars + len(delta.text), delta.finish is not None)
+            if index > had.events:
+                name = event_id(stream, self.sent).encode()
+                found.append(b"id: " + name + b"\n" + event + b"\n\n")
+        if not events:
+            self.sent[choice] = Mark(had.chars + len(delta.text), delta.finish is not None)
+        return b"".join(found)
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.held.is_over and self.index == len(self.held.rows)
+
+    def take(self) -> tuple[list[Row], list[Row]]:
+        """The rows since the last time: those that the client has, and those that are new to it."""
+        known: list[Row] = []
+        fresh: list[Row] = []
+        rows = self.held.rows
+        while self.index < len(rows):
+            row = rows[self.index]
+            self.index += 1
+            choice, delta = row
+            target = self.targets[choice]
+            begin = self.chars[choice]
+            self.chars[choice] = begin + len(delta.text)
+            left = max(0, target.chars - begin)
+            if target.is_ended:
+                known.append(row)
+            elif left == 0:
+                fresh.append(row)
+            elif left >= len(delta.text) and delta.finish is None:
+                known.append(row)
+            else:
+                head, tail = delta.text[:left], delta.text[left:]
+                replace = msgspec.structs.replace
+                first = replace(delta, text=head, logprobs=(), finish=None, usage=None)
+                known.append(Row(choice, first))
+                fresh.append(Row(choice, replace(delta, text=tail)))
+        return known, fresh
+
+    def check(self) -> None:
+        assert 0 <= self.index <= len(self.held.rows)
+        for choice, chars in enumerate(self.chars):
+            rows = self.held.rows[: self.index]
+            assert chars == sum(len(row.delta.text) for row in rows if row.choice == choice)
+
+
+class Shelf:
+    """The streams that can be come back to, by id. At most `count_max`, the oldest first to go."""
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self.count_max = count_max
+        self.bytes_max = bytes_max
+        self.held: dict[str, Held] = {}
+        self.readers: dict[str, int] = {}
+
+    def put(self, name: str, held: Held) -> bool:
+        """False: there is no room. Those to be dropped for it are in `excess` then."""
+        if len(self.held) >= self.count_max:
+            return False
+        self.held[name] = held
+        self.readers[name] = 0
+        return True
+
+    def remove(self, name: str) -> None:
+        self.held.pop(name, None)
+        self.readers.pop(name, None)
+
+    def excess(self, wanted_count: int = 0) -> list[str]:
+        """Whom to drop so that there is room for `wanted_count` more: the oldest unread ones."""
+        count = len(self.held) + wanted_count
+        total = sum(held.bytes_len for held in self.held.values())
+        found: list[str] = []
+        for name, held in self.held.items():
+            if count <= self.count_max and total <= self.bytes_max:
+                break
+            if not self.readers[name]:
+                found.append(name)
+                count -= 1
+                total -= held.bytes_len
+        return found
+
+    def check(self) -> None:
+        assert set(self.held) == set(self.readers)
+        assert len(self.held) <= self.count_max, len(self.held)
+        assert all(count >= 0 for count in self.readers.values()), self.readers
