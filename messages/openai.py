@@ -132,8 +132,8 @@ class Generation(Constraints, kw_only=True, frozen=True):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None  # taken, and not used
-    metadata: dict[str, str] | None = None  # taken, and not used
+    user: str | None = None  # ignored
+    metadata: dict[str, str] | None = None  # ignored
     cache_salt: Salt | None = None  # prefixes are shared only between requests of one salt
     priority: Int32 | None = None
 

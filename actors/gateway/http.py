@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.gateway.access import Access, Cors
 from actors.gateway.doors.batches import Batches
-from actors.gateway.doors.control import Control
+from actors.gateway.doors.control import Control, version
 from actors.gateway.doors.generate import generate_routes
 from actors.gateway.doors.ollama import Ollama
 from actors.gateway.doors.responses import Responses
@@ -32,6 +32,7 @@ from actors.gateway.exchange import (
     HttpRefused,
     json_response,
 )
+from actors.gateway.openapi import document
 from actors.gateway.page import status_page
 from messages.openai import ModelCard, ModelList
 from messages.types import Fault, Problem
@@ -52,12 +53,14 @@ class App:
         self.started_s = int(time.time())
         self.responses = Responses(gateway)
         self.batches = Batches(gateway)
+        self.description: bytes | None = None  # made when somebody asks
         self.router = Router(
             [
                 Route("/", self.index),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
                 Route("/metrics", self.metrics),
+                Route("/openapi.json", self.openapi),
                 Route("/actors", self.actors),
                 Route("/actors/{path:path}/restart", self.restart, methods=["POST"]),
                 Route("/v1/models", self.models),
@@ -194,6 +197,11 @@ class App:
         if text is None:
             raise Refused(unavailable("The metrics are not available now."))
         return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, request: Request) -> Response:
+        if self.description is None:
+            self.description = document("Histrio", version())
+        return Response(self.description, media_type="application/json")
 
     async def actors(self, request: Request) -> Response:
         rows = []
