@@ -36,6 +36,7 @@ from messages.config import (
     SchedulerConfig,
     WorkerConfig,
 )
+from messages.scheduler import Compiled
 from messages.types import Problem, Sampling, pack, unpack
 from tests.house.shadow import ShadowWorker, continuation
 
@@ -82,6 +83,10 @@ class ShadowRoom(Actor):
         assert len(self.steps) <= self.shadow.facts.credits, "more steps than credits"
         if len(self.steps) == 1:
             self.begin()
+
+    def on_compile(self, message: worker.Compile) -> None:
+        assert self.context.sender is not None
+        self.context.ref(self.context.sender).tell(Compiled(message.number))
 
     def begin(self) -> None:
         self.context.start_timer("forward", Done(), after_s=STEP_S * (0.5 + self.rng.random()))
