@@ -32,7 +32,7 @@ class Block(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Turn(msgspec.Struct, kw_only=True, frozen=True):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -55,8 +55,9 @@ class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
 class Thinking(msgspec.Struct, kw_only=True, frozen=True):
     """The budget is taken and not kept to."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Positive | None = None
+    display: Literal["summarized", "omitted"] | None = None  # summarized: all of it is shown
 
 
 class OutputFormat(msgspec.Struct, kw_only=True, frozen=True):

@@ -64,9 +64,11 @@ def chat_of(given: CountBody) -> ChatBody:
     if given.tool_choice is not None and given.tool_choice.disable_parallel_tool_use:
         parallel = False
     last = given.messages[-1]
+    shows_thinking = True
     kwargs: dict[str, Any] = {}
     if given.thinking is not None:
         kwargs["enable_thinking"] = given.thinking.type != "disabled"
+        shows_thinking = given.thinking.display != "omitted"
     return ChatBody(
         model=given.model,
         messages=[*system, *turns],
@@ -75,6 +77,7 @@ def chat_of(given: CountBody) -> ChatBody:
         parallel_tool_calls=parallel,
         response_format=read_format(given),
         reasoning_effort=None if given.output_config is None else given.output_config.effort,
+        include_reasoning=shows_thinking,
         chat_template_kwargs=kwargs or None,
         # The dialect's way to begin the answer for the model.
         continue_final_message=last.role == "assistant" or None,
@@ -113,6 +116,9 @@ def read_turn(turn: Turn, where: str) -> list[ChatMessage]:
         return [ChatMessage(role=turn.role, content=turn.content)]
     if not turn.content:
         raise invalid("A message's `content` cannot be an empty list.", f"{where}.content")
+    if turn.role == "system":
+        text = read_texts(turn.content, f"{where}.content")
+        return [ChatMessage(role="system", content=text)]
     read = read_user if turn.role == "user" else read_assistant
     return read(turn.content, f"{where}.content")
 
