@@ -29,6 +29,7 @@ from actors.gateway.call import Row
 from actors.runtime.system import StartFailed, System
 from actors.settings import FLAGS, SettingsError, read_config
 from messages.config import Config, Paths
+from messages.openai import ChatBody, CompletionBody
 from messages.types import FinishReason, Usage, unpack
 
 T = TypeVar("T")
@@ -264,7 +265,7 @@ class Engine:
         texts: list[str] = []
         ids: list[int] = []
         last: Delta | None = None
-        async for batch in self._batches(prompt, sampling):
+        async for batch in self._batches(prompt, sampling, is_one=True):
             for last in batch:
                 texts.append(last.text)
                 ids.extend(last.token_ids)
@@ -276,12 +277,17 @@ class Engine:
         )
 
     async def _batches(
-        self, prompt: Prompt | None, sampling: dict[str, Any]
+        self, prompt: Prompt | None, sampling: dict[str, Any], *, is_one: bool = False
     ) -> AsyncGenerator[list[Delta], None]:
-        """What has come since the last time, never empty. Must be closed."""
+        """What has come since the last time, never empty. Must be closed. `is_one`: the texts of
+        several choices could not be told apart."""
         gateway = self._gateway()
         try:
-            stream = gateway.open(ask_of(gateway, prompt, sampling).call)
+            call = ask_of(gateway, prompt, sampling).call
+            if is_one and call.request_count != 1:
+                text = "a completion is one text: give one prompt and no `n`, or use `stream`"
+                raise Refusal(text, "n")
+            stream = gateway.open(call)
             try:
                 while rows := await stream.read():
                     yield [delta_of(row) for row in rows]
@@ -352,6 +358,10 @@ def ask_of(gateway: Gateway, prompt: Prompt | None, sampling: dict[str, Any]) ->
         body["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
     if ("messages" in body) == ("prompt" in body):
         raise Refusal("give either a prompt or messages", "prompt")
+    schema = ChatBody if "messages" in body else CompletionBody
+    unknown = sorted(body.keys() - set(schema.__struct_encode_fields__))
+    if unknown:  # HTTP lets pass what it does not know; here it is a slip of the caller
+        raise Refusal(f"no such argument: {', '.join(unknown)}", unknown[0])
     try:
         content = msgspec.json.encode(body)
     except (TypeError, ValueError, OverflowError) as error:

@@ -12,6 +12,7 @@ import pytest
 from actors.engine import Engine, Refusal, StartError
 from actors.settings import SettingsError
 from actors.source import SourceError
+from tests.house.server import eventually
 
 PROMPTS = ["The house", "Once upon a time", "x"]
 
@@ -77,6 +78,20 @@ def test_a_bad_argument_is_refused_and_named(
     with pytest.raises(Refusal) as caught:
         engine.generate("x", **keywords)
     assert caught.value.param == param
+
+
+def test_a_misspelt_argument_is_named(engine: Engine) -> None:
+    with pytest.raises(Refusal, match="no such argument: max_token"):
+        engine.generate("x", max_token=3)
+    with pytest.raises(Refusal, match="no such argument: max_token"):
+        list(engine.stream(messages=[{"role": "user", "content": "x"}], max_token=3))
+
+
+def test_texts_of_several_choices_are_never_joined(engine: Engine) -> None:
+    with pytest.raises(Refusal, match="one text"):
+        engine.generate("x", n=2, max_tokens=2)
+    deltas = list(engine.stream("x", n=2, max_tokens=2, ignore_eos=True))
+    assert {delta.index for delta in deltas} == {0, 1}
 
 
 def test_a_prompt_and_messages_exclude_each_other(engine: Engine) -> None:
@@ -166,7 +181,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tiny: Path, tmp_path: Pa
         Engine(str(broken), log_dir=str(tmp_path)),
     ):
         pass
-    assert threading.active_count() == before
+    # An actor's threads are told to end, and not waited for.
+    eventually(lambda: threading.active_count() == before, "no thread is left")
 
 
 def test_an_engine_that_is_not_started_says_so() -> None:
