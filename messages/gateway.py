@@ -73,7 +73,21 @@ class Abort(Message, frozen=True):
     prefix: str
 
 
-In = Deltas | Encoded | Failed | Unknown | Abort
+class Recall(Message, frozen=True):
+    """From another gateway: something of a kept response of yours. Answered by `Recalled`."""
+
+    response: str
+    verb: str  # get | history | asked | delete | cancel
+
+
+class Recalled(Message, frozen=True):
+    """`data` is JSON: the reply, or items."""
+
+    data: bytes = b""
+    problem: Problem | None = None
+
+
+In = Deltas | Encoded | Failed | Unknown | Abort | Recall
 
 __all__ = [
     "Abort",
@@ -84,6 +98,8 @@ __all__ = [
     "FinishReason",
     "In",
     "Logprob",
+    "Recall",
+    "Recalled",
     "TokenLogprob",
     "Unknown",
 ]

@@ -29,7 +29,7 @@ from actors.runtime.context import Ref, Reply
 from messages import cache, gateway, metrics, router, scheduler, tokenizer
 from messages.cache import Cleared
 from messages.config import GatewayConfig, ModelConfig, Paths
-from messages.gateway import Abort, Delta, Deltas, Encoded, Failed, Unknown
+from messages.gateway import Abort, Delta, Deltas, Encoded, Failed, Recall, Recalled, Unknown
 from messages.metrics import Page, Scrape
 from messages.scheduler import Load, Poll
 from messages.system import ActorRow, Cause, Down, Drain, Reason, State, Undelivered, Up
@@ -136,7 +136,7 @@ def parsers_of(config: GatewayConfig, dialect: Dialect) -> Parsers:
 class Gateway(Actor):
     accepts = gateway.In
     private: ClassVar[Any] = Sweep | Resume
-    answers = Page | Load | Cleared
+    answers = Page | Load | Cleared | Recalled
     offload_threads: Mapping[str, int] = {"batches": 1}
     mailbox = MailboxSpec(count_max=65_536, bytes_max=256 << 20)
 
@@ -316,6 +316,12 @@ class Gateway(Actor):
 
     def on_abort(self, message: Abort) -> None:
         self._abort(message.prefix)
+
+    async def on_recall(self, message: Recall) -> None:
+        if self.site is None:
+            self.context.reply(Recalled(problem=unavailable("There is no such door here.")))
+        else:
+            self.context.reply(await self.site.app.responses.local(message))
 
     def on_deltas(self, message: Deltas) -> None:
         now_s = self.context.now_s()

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused
+from actors.gateway.http import App
 from actors.gateway.openai import Ask, Limits
 from actors.gateway.responses.reading import decode_responses, input_items, read_items
 from actors.gateway.responses.reading import read_responses as read
 from actors.gateway.responses.store import Kept, ResponseStore
 from actors.gateway.responses.writing import ResponseWriter, output_text
 from actors.gateway.shape import Shape
-from messages.config import GatewayConfig
-from messages.gateway import Delta
+from actors.runtime.context import Reply
+from messages.config import GatewayConfig, Paths
+from messages.gateway import Delta, Recall, Recalled
 from messages.responses import InputItem, OutputCall, OutputMessage, OutputReasoning, ResponsesReply
 from messages.types import Fault, FinishReason, Problem, Usage
 from tests.gateway.street import Answered, Client, Street
@@ -209,6 +212,7 @@ CALLS = (
 )
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, len(CALLS) - 1)))
 def test_however_the_text_is_cut_the_reply_is_the_same(cuts: set[int]) -> None:
     ends = [0, *sorted(cuts), len(CALLS)]
@@ -248,6 +252,7 @@ def kept(number: int, text: str, made: bool = True) -> Kept:
     return Kept(reply, (), (), None if made else lambda: None)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), max_size=40))
 def test_the_store_keeps_the_newest_within_its_limits(steps: list[tuple[int, int, bool]]) -> None:
     base = kept(0, "").bytes_len
@@ -377,6 +382,41 @@ async def test_only_a_background_answer_can_be_cancelled() -> None:
     made = (await street.ask(create(street))).json()
     got = await street.ask(street.request("POST", f"/v1/responses/{made['id']}/cancel"))
     assert got.status == 400
+
+
+async def test_another_gateway_is_asked_for_what_it_keeps() -> None:
+    street = Street()
+    street.gateway.paths = Paths(gateways=("gateway", "other"))
+    street.app = App(street.gateway)
+    own = (await street.ask(create(street))).json()
+    assert own["id"].endswith("00")
+    theirs = f"resp_{'a' * 24}01"
+    asked: list[Recall] = []
+
+    def other(path: str, message: Any) -> Reply:
+        assert path == "other"
+        asked.append(message)
+        if message.verb == "history":
+            return Reply(Recalled(b'[{"role": "user", "content": "from there"}]'))
+        problem = Problem(fault=Fault.NOT_FOUND, message="Gone.", param="response_id")
+        return Reply(Recalled(problem=problem))
+
+    street.cell.answer = other
+    made = (await street.ask(create(street, previous_response_id=theirs))).json()
+    assert made["output"][0]["content"][0]["text"] == "from there one two three"
+    got = await street.ask(street.request("GET", f"/v1/responses/{theirs}"))
+    assert got.status == 404
+    assert [(message.response, message.verb) for message in asked] == [
+        (theirs, "history"),
+        (theirs, "get"),
+    ]
+    street.gateway.site = SimpleNamespace(app=street.app)  # type: ignore[assignment]
+    for verb, found in (("get", own["id"]), ("history", "one two three")):
+        answer = await street.app.responses.local(Recall(own["id"], verb))
+        assert answer.problem is None and found.encode() in answer.data
+    street.cell.tell(Recall("resp_none00", "get"))
+    (reply,) = street.cell.replies
+    assert isinstance(reply, Recalled) and reply.problem is not None
 
 
 async def test_a_client_that_leaves_has_its_call_closed() -> None:

@@ -1,7 +1,8 @@
 """This file is the door of the Responses API: create, get, cancel, delete, and what was asked.
 
 It does not know the dialect (`actors/gateway/responses/`) nor how a call runs. What it keeps is in
-this process's memory, as much as the settings say, and is gone with it.
+this process's memory, as much as the settings say, and is gone with it. With several gateways on
+one port an id ends with the number of the one that keeps it, and the others ask that one.
 Laws: an answer is kept once it is whole, and from its begin if it is made in the background; a
 client that leaves has its call closed, but for one that is made in the background.
 """
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
@@ -35,6 +37,9 @@ from actors.gateway.responses.reading import as_input, decode_responses, input_i
 from actors.gateway.responses.store import Kept, ResponseStore
 from actors.gateway.responses.writing import ResponseWriter
 from actors.gateway.sse import encode
+from actors.runtime.context import Ref, Reply
+from messages import gateway as gateway_messages
+from messages.gateway import Recall, Recalled
 from messages.responses import DeletedReply, InputItem, InputPart, ItemList, ResponsesBody
 from messages.types import Fault, Problem
 
@@ -43,6 +48,8 @@ if TYPE_CHECKING:
 
 PATH = "/v1/responses"
 LIST_MAX = 100
+RECALL_TIMEOUT_S = 5.0
+Items = tuple[InputItem, ...]
 
 
 class Asked:
@@ -67,6 +74,8 @@ class Responses:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         config = gateway.config
+        gateways, own = gateway.paths.gateways, gateway.context.address.path
+        self.number = gateways.index(own) if own in gateways else 0
         self.tasks: dict[str, asyncio.Task[None]] = {}  # of the background
         self.store = ResponseStore(config.responses_max, config.responses_bytes_max)
 
@@ -80,28 +89,101 @@ class Responses:
             Route(one + "/input_items", self.input_items, methods=["GET"]),
         ]
 
-    def read(self, body: bytes, call_id: str, created_s: float) -> Asked:
+    async def read(self, body: bytes, call_id: str, created_s: float) -> Asked:
         """Raises Refused."""
         gateway = self.gateway
         found = decode_responses(body)
         fresh = input_items(found)
-        history = (*self.before(found.previous_response_id), *fresh)
+        history = (*await self.before(found.previous_response_id), *fresh)
         ask = read_responses(found, history, gateway.limits, gateway.draw_seed, created_s)
-        head = Head(f"resp_{call_id}", int(created_s), gateway.limits.model)
+        head = Head(f"resp_{call_id}{self.number:02x}", int(created_s), gateway.limits.model)
         return Asked(found, ask, head, history, fresh)
 
-    def before(self, response_id: str | None) -> tuple[InputItem, ...]:
+    async def before(self, response_id: str | None) -> tuple[InputItem, ...]:
         """All that was said up to an answer, itself included."""
         if response_id is None:
             return ()
+        try:
+            return msgspec.json.decode(await self.recall(response_id, "history"), type=Items)
+        except Refused as refused:
+            problem = refused.problem
+            if problem.fault is Fault.NOT_FOUND:
+                code = "previous_response_not_found"
+                raise invalid(problem.message, "previous_response_id", code) from None
+            raise Refused(structs.replace(problem, param="previous_response_id")) from None
+
+    async def recall(self, response_id: str, verb: str) -> bytes:
+        """Something of a response, from whoever keeps it. Raises Refused."""
+        message = Recall(response_id, verb)
+        path = self.owner(response_id)
+        context = self.gateway.context
+        if path is None:
+            found = await self.local(message)
+        else:
+            ref: Ref[gateway_messages.In] = context.peer(path)
+            outcome = await context.ask(ref, message, timeout_s=RECALL_TIMEOUT_S)
+            if isinstance(outcome, Reply) and isinstance(outcome.message, Recalled):
+                found = outcome.message
+            else:
+                problem = unavailable("The part of the server that keeps this response is down.")
+                raise Refused(problem)
+        if found.problem is not None:
+            raise Refused(found.problem)
+        return found.data
+
+    def owner(self, response_id: str) -> str | None:
+        """The gateway that keeps it; None: this one, or nobody."""
+        gateways = self.gateway.paths.gateways
+        end = response_id[-2:]
+        number = int(end, 16) if len(end) == 2 and set(end) <= set("0123456789abcdef") else None
+        if number is None or number == self.number or number >= len(gateways):
+            return None
+        return gateways[number]
+
+    async def local(self, message: Recall) -> Recalled:
+        """Something of a response that is kept here."""
+        try:
+            return Recalled(await self.local_data(message.response, message.verb))
+        except Refused as refused:
+            return Recalled(problem=refused.problem)
+
+    async def local_data(self, response_id: str, verb: str) -> bytes:
+        """Raises Refused."""
+        kept = self.find(response_id)
+        match verb:
+            case "history":
+                if kept.reply.status not in ("completed", "incomplete"):
+                    message = f"The response `{response_id[:100]}` is {kept.reply.status}."
+                    raise invalid(message, "response_id")
+                return encode((*kept.history, *map(as_input, kept.reply.output)))
+            case "asked":
+                return encode(kept.input)
+            case "delete":
+                self.store.remove(response_id)
+                if kept.cancel is not None:
+                    kept.cancel()
+                return encode(DeletedReply(id=response_id, object="response"))
+            case "cancel":
+                return encode((await self.cancelled(kept)).reply)
+            case _:
+                return encode(kept.reply)
+
+    async def cancelled(self, kept: Kept) -> Kept:
+        if not kept.reply.background:
+            raise invalid("Only a response with `background` can be cancelled.", "response_id")
+        if kept.cancel is not None:
+            kept.cancel()
+            if kept.reply.id in self.tasks:
+                await asyncio.wait([self.tasks[kept.reply.id]])
+            return self.find(kept.reply.id)
+        return kept
+
+    def find(self, response_id: str) -> Kept:
         kept = self.store.get(response_id)
         if kept is None:
             message = f"There is no response `{response_id[:100]}` here (any more)."
-            raise invalid(message, "previous_response_id", "previous_response_not_found")
-        if kept.reply.status not in ("completed", "incomplete"):
-            message = f"The response `{response_id[:100]}` is {kept.reply.status}."
-            raise invalid(message, "previous_response_id")
-        return (*kept.history, *(as_input(item) for item in kept.reply.output))
+            raise Refused(Problem(fault=Fault.NOT_FOUND, message=message, param="response_id"))
+        return kept
 
     def keep(self, asked: Asked, cancel: Callable[[], None] | None = None) -> None:
         reply = asked.writer.reply
@@ -141,39 +223,24 @@ class Responses:
         if self.store.get(response_id) is not None:
             self.keep(asked)
 
-    def find(self, request: Request) -> Kept:
-        response_id = request.path_params["response_id"]
-        kept = self.store.get(response_id)
-        if kept is None:
-            message = f"There is no response `{response_id[:100]}` here (any more)."
-            raise Refused(Problem(fault=Fault.NOT_FOUND, message=message, param="response_id"))
-        return kept
-
     async def get(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
             raise invalid("A response cannot be streamed again.", "stream")
-        return json_response(self.find(request).reply)
+        return await self.answer(request, "get")
 
     async def delete(self, request: Request) -> Response:
-        kept = self.find(request)
-        self.store.remove(kept.reply.id)
-        if kept.cancel is not None:
-            kept.cancel()
-        return json_response(DeletedReply(id=kept.reply.id, object="response"))
+        return await self.answer(request, "delete")
 
     async def cancel(self, request: Request) -> Response:
-        kept = self.find(request)
-        if not kept.reply.background:
-            raise invalid("Only a response with `background` can be cancelled.", "response_id")
-        if kept.cancel is not None:
-            kept.cancel()
-            if kept.reply.id in self.tasks:
-                await asyncio.wait([self.tasks[kept.reply.id]])
-            kept = self.find(request)
-        return json_response(kept.reply)
+        return await self.answer(request, "cancel")
+
+    async def answer(self, request: Request, verb: str) -> Response:
+        data = await self.recall(request.path_params["response_id"], verb)
+        return Response(data, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
-        kept = self.find(request)
+        response_id = request.path_params["response_id"]
+        asked = msgspec.json.decode(await self.recall(response_id, "asked"), type=Items)
         query = request.query_params
         limit = query.get("limit", "20")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= LIST_MAX):
@@ -181,7 +248,7 @@ class Responses:
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise invalid("`order` must be asc or desc.", "order")
-        items = [identified(item, kept.reply.id, i) for i, item in enumerate(kept.input)]
+        items = [identified(item, response_id, i) for i, item in enumerate(asked)]
         if order == "desc":
             items.reverse()
         after = query.get("after")
@@ -244,7 +311,7 @@ class Create:
             if not gateway.is_open:
                 raise Refused(unavailable("The server is shutting down."))
             body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
-            return self.responses.read(body, exchange.made_id, created_s)
+            return await self.responses.read(body, exchange.made_id, created_s)
         except (Refused, HttpRefused):
             gateway.context.count("histrio_requests_total", outcome="refused")
             raise
