@@ -82,6 +82,9 @@ Shows the log of a run, all processes merged by time; with -f it follows, also a
   python -m app logs -f --level warning
   python -m app logs -f --request cmpl-12     one request through all processes
   python -m app logs --actor replica/worker --run 2026-11-29T18-46-00-4711
+
+A request is named by the id of its answer, or by the X-Request-Id that its client gave. What became
+of it in each room is written by a server with --log-level debug.
 """
 
 BENCH = """\
@@ -134,15 +137,21 @@ def parser() -> argparse.ArgumentParser:
     from actors.settings import add_flags
 
     root = argparse.ArgumentParser(
-        prog="app", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m app",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"histrio {version()}")
     commands = root.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(name: str, run: Any, about: str, help: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Any, about: str, help: str, words: str = "[option ...]"
+    ) -> argparse.ArgumentParser:
         found = commands.add_parser(
             name,
             help=help,
+            # argparse would put sixty flags before the first sentence.
+            usage=f"python -m app {name} {words}",
             description=about,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -155,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     add_flags(one)
 
     quiet = ("model", "tokenizer", "scheduler", "cache", "worker", "log", "runtime")
-    one = command("generate", generate, GENERATE, "complete prompts without a server")
+    one = command("generate", generate, GENERATE, "complete prompts without a server", PROMPTS)
     one.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; `-` reads stdin")
     one.add_argument("--file", metavar="FILE", help="a text, or JSON lines of many prompts")
     one.add_argument("--out", metavar="FILE", help="where the answers go instead of stdout")
@@ -181,7 +190,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="the lines as they are in the files")
 
     command("simulate", bench_help, "", "whole deployments under seeds, with faults, checked")
-    one = command("bench", bench_help, BENCH, "measure")
+    one = command("bench", bench_help, BENCH, "measure", "[NAME] [option ...]")
     one.add_argument("name", nargs="?", help="what to measure")
 
     one = command("doctor", doctor, DOCTOR, "check this machine")
@@ -191,6 +200,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 LEVELS = ("debug", "info", "warning", "error")
+PROMPTS = "[option ...] [PROMPT ...]"
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -211,9 +221,14 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         ("--frequency-penalty", float, "against tokens, by how often they were generated"),
         ("--repetition-penalty", float, "against tokens of prompt and answer"),
     ):
-        group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="X", help=help)
+        metavar = "N" if kind is int else "X"
+        group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=help)
     group.add_argument(
-        "--stop", action="append", default=argparse.SUPPRESS, help="end before this text"
+        "--stop",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="end before this text; may be given several times",
     )
 
 
