@@ -90,7 +90,7 @@ class Back:
         assert isinstance(message, Encode)
         words = self.words_of(message)
         self.words[",".join(map(str, range(len(words))))] = words
-        if len(words) > CONTEXT:
+        if len(words) > CONTEXT and not message.measure:
             problem = Problem(
                 fault=Fault.INVALID,
                 message=f"The prompt has {len(words)} tokens, the context {CONTEXT}.",
