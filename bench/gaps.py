@@ -38,6 +38,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("--model", action="append", choices=sorted(gpu.MODELS))
     parser.add_argument("--rows", default="1,64,256")
+    parser.add_argument("--prefill", type=int, default=0, help="also prompts of so many tokens")
     parser.add_argument("--input-len", type=int, default=512)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--top", type=int, default=0, help="kernels to list for each")
@@ -55,7 +56,11 @@ def main(words: Sequence[str]) -> int:
     for name in found.model or sorted(gpu.MODELS):
         runner = gpu.load_runner(name, found)
         runner.warm_up()
-        for count in map(int, found.rows.split(",")):
+        if found.prefill:
+            house = House(runner, gpu.RUNNING_MAX, found.budget)
+            for line in by_kernel(trace_prefill(house, found), found.top):
+                print(line, file=sys.stderr, flush=True)
+        for count in filter(None, map(int, found.rows.split(","))):
             events = trace(House(runner, gpu.RUNNING_MAX, found.budget), count, found)
             report.add(model=name, rows=count, **idle(events))
             for line in by_kernel(events, found.top):
@@ -90,12 +95,24 @@ def trace(house: House, count: int, found: argparse.Namespace) -> list[dict[str,
     house.runner.launch = counted  # type: ignore[method-assign]
     house.run(Load(prompts, [found.steps + 16] * count), temperature=0.6)
     del house.runner.launch
+    return gpu_events(window[0])
+
+
+def gpu_events(seen: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.json"
-        window[0].export_chrome_trace(str(path))
+        seen.export_chrome_trace(str(path))
         content = json.loads(path.read_text("utf-8"))
     events = [event for event in content["traceEvents"] if event.get("cat") in GPU_KINDS]
     return sorted(events, key=lambda event: event["ts"])
+
+
+def trace_prefill(house: House, found: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the GPU did for three prompts of `prefill` tokens."""
+    house.run(Load(random_prompts(1, 3, found.prefill), [1] * 3))
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        house.run(Load(random_prompts(2, 3, found.prefill), [1] * 3))
+    return gpu_events(seen)
 
 
 def idle(events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +142,7 @@ def idle(events: list[dict[str, Any]]) -> dict[str, Any]:
 def by_kernel(events: list[dict[str, Any]], top: int) -> list[str]:
     if not top:
         return []
-    steps = max(sum("HtoD" in event["name"] for event in events), 1)
+    steps = max(sum("pick_kernel" in event["name"] for event in events), 1)
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for event in events:
         sums[event["name"]][0] += event["dur"]

@@ -28,7 +28,7 @@ from torch import Tensor
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.attention.triton import TritonAttention
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
-from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, DecodeGraph, Graphs
+from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, Graphs
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import sample_logprobs, sample_special, uniform
@@ -212,7 +212,7 @@ class DeviceSteps:
         if self.graphs is not None and not decodes:
             graph = self.graphs.chunk(len(batch.slots), len(batch.ids))
         if self.graphs is not None and decodes:
-            logits, result = self.replay(self.graphs.decode(len(rows)), batch, heat, noise, stage)
+            logits, result = self.replay(self.graphs, batch, heat, noise, stage)
         elif graph is not None:
             logits, result = self.replay_chunk(graph, batch, heat, noise, stage)
         else:
@@ -224,13 +224,16 @@ class DeviceSteps:
 
     def replay(
         self,
-        graph: DecodeGraph,
+        graphs: Graphs,
         batch: FlatBatch,
         heat: NDArray[Any],
         noise: NDArray[Any],
         stage: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        count, width = len(batch.slots), graph.packed.shape[1]
+        count = len(batch.slots)
+        sharing = self.shared(batch) if count >= SHARING_ROWS_MIN else None
+        graph = graphs.decode(count, sharing is not None)
+        width = graph.packed.shape[1]
         packed = stage.numpy()[: PACKED * width].reshape(PACKED, width)
         packed[:6, :count] = (
             batch.slots,
@@ -243,7 +246,6 @@ class DeviceSteps:
         packed[0, count:] = -1
         packed[1:, count:] = 0
         packed[6:] = 0
-        sharing = self.shared(batch) if count >= SHARING_ROWS_MIN else None
         if sharing is not None:
             packed[6, sharing.rows] = sharing.length
             packed[7, :2] = batch.slots[sharing.rows[0]], sharing.length

@@ -73,15 +73,15 @@ class Graph:
 
 
 class DecodeGraph(Graph):
-    """Decode steps of up to `size` rows.
+    """Decode steps of up to `size` rows; with `sharing` those of which many begin alike.
 
     `packed` [8, size] int32: slots (negative: padding), positions, pages written to, ids (negative:
     the device's last token), temperatures and noise (float32 bits), shared lengths, and, in the
     last row, the slot whose table has the shared pages and their length in tokens.
     """
 
-    def __init__(self, owner: Graphs, size: int) -> None:
-        self.size = size
+    def __init__(self, owner: Graphs, size: int, sharing: bool) -> None:
+        self.size, self.sharing = size, sharing
         device = owner.page_table.device
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         longs: dict[str, Any] = {"dtype": torch.int64, "device": device}
@@ -98,7 +98,7 @@ class DecodeGraph(Graph):
     def plan(self, owner: Graphs) -> None:
         ones = self.ones.cpu().numpy()
         shared = None
-        if self.size >= SHARED_ROWS_MIN:
+        if self.sharing:
             shared = SharedPrefix(self.packed[6], self.packed[7])
         owner.attention.plan(
             AttentionBatch(
@@ -205,16 +205,16 @@ class Graphs:
         self.page_table, self.context_len = page_table, context_len
         self.row_sizes = ladder(page_table.shape[0])
         self.token_sizes = [size for size in CHUNK_TOKENS if size <= step_tokens_max]
-        self.decodes: dict[int, DecodeGraph] = {}
+        self.decodes: dict[tuple[int, bool], DecodeGraph] = {}
         self.chunks: dict[int, ChunkGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
-    def decode(self, count: int) -> DecodeGraph:
+    def decode(self, count: int, sharing: bool = False) -> DecodeGraph:
         """The smallest graph with room for `count` rows."""
         size = self.row_sizes[bisect_left(self.row_sizes, count)]
-        graph = self.decodes.get(size)
+        graph = self.decodes.get((size, sharing))
         if graph is None:
-            graph = self.decodes[size] = DecodeGraph(self, size)
+            graph = self.decodes[size, sharing] = DecodeGraph(self, size, sharing)
         return graph
 
     def chunk(self, rows: int, tokens: int) -> ChunkGraph | None:
@@ -230,12 +230,13 @@ class Graphs:
 
     def capture(self, progress: Progress | None = None) -> None:
         """All sizes, the largest first: the others then fit into its memory."""
-        total = len(self.row_sizes) + len(self.token_sizes)
+        sharing = [size for size in self.row_sizes if size >= SHARED_ROWS_MIN]
         makes: list[Callable[[], Any]] = [
             *(partial(self.chunk, 1, size) for size in reversed(self.token_sizes)),
             *(partial(self.decode, size) for size in reversed(self.row_sizes)),
+            *(partial(self.decode, size, True) for size in reversed(sharing)),
         ]
         for nth, make in enumerate(makes):
             make()
             if progress is not None:
-                progress("graphs", nth + 1, total)
+                progress("graphs", nth + 1, len(makes))

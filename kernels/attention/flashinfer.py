@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention.base import ATTENTION, AttentionBatch, AttentionShape
@@ -24,6 +25,11 @@ from kernels.ops.base import OpsUnavailable
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 384 << 20
 WRAPPERS = 3  # in turn
+# Prompts that are mostly new have their keys and values copied out of the pages: what reads them in
+# one piece is faster by more than the copy costs (bench/NOTES.md).
+GATHER_FACTOR_MAX = 3  # keys for each query
+GATHER_TOKENS_MAX = 65536
+GATHER_BLOCK = 16
 
 
 @ATTENTION.register("flashinfer")
@@ -50,15 +56,17 @@ class FlashInferAttention(TritonAttention):
         import flashinfer  # only now: its import takes seconds
 
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
-        self.wrappers: dict[int, list[Any]] = {
-            window or 0: [
-                flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
-                for _ in range(WRAPPERS)
-            ]
-            for window in dict.fromkeys(shape.windows)
-        }
+        windows = dict.fromkeys(window or 0 for window in shape.windows)
+        self.paged, self.ragged = (
+            {window: [make(workspace, "NHD") for _ in range(WRAPPERS)] for window in windows}
+            for make in (
+                flashinfer.BatchPrefillWithPagedKVCacheWrapper,
+                flashinfer.BatchPrefillWithRaggedKVCacheWrapper,
+            )
+        )
         self.turn = 0
         self.start = 0  # of the first token that is not a decode row's
+        self.gathered: tuple[Tensor, int, int] | None = None  # kv starts, their sum, the longest
 
     def plan(self, batch: AttentionBatch) -> None:
         super().plan(batch)
@@ -74,33 +82,102 @@ class FlashInferAttention(TritonAttention):
             query_len = torch.from_numpy(batch.host.query_len[first:])
             kv_len = torch.from_numpy(batch.host.kv_len[first:])
             table = batch.host.page_table[first:]
-        page_count = (kv_len + batch.page_size - 1) // batch.page_size
-        used = np.arange(table.shape[1]) < page_count.numpy()[:, None]
-        pages = torch.from_numpy(table[used].astype(np.int32)).pin_memory()
-        query_start, page_start = (
-            torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().pin_memory()
-            for lens in (query_len, page_count)
-        )
-        last_page_len = ((kv_len - 1) % batch.page_size + 1).int().pin_memory()
-        heads, dtype = self.shape.heads, self.shape.dtype
-        for window, wrappers in self.wrappers.items():
+        token_count, total = int(query_len.sum()), int(kv_len.sum())
+        settings: dict[str, Any] = {
+            "causal": True,
+            "sm_scale": self.shape.scale,
+            "q_data_type": self.shape.dtype,
+            "kv_data_type": self.shape.dtype,
+        }
+        if total <= min(GATHER_FACTOR_MAX * token_count, GATHER_TOKENS_MAX):
+            starts = pinned_starts(kv_len)
+            self.gathered = (
+                starts.to(self.shape.device, non_blocking=True),
+                total,
+                int(kv_len.max()),
+            )
+            self.plan_ragged(pinned_starts(query_len), starts, settings)
+        else:
+            self.gathered = None
+            self.plan_paged(batch.page_size, query_len, kv_len, table, settings)
+
+    def plan_ragged(self, query_start: Tensor, kv_start: Tensor, settings: dict[str, Any]) -> None:
+        heads = self.shape.heads
+        for window, wrappers in self.ragged.items():
             wrappers[self.turn].plan(
                 query_start,
-                page_start,
-                pages.to(self.shape.device, non_blocking=True),
-                last_page_len,
+                kv_start,
                 heads.query,
                 heads.kv,
                 heads.dim,
-                batch.page_size,
-                causal=True,
-                sm_scale=self.shape.scale,
                 window_left=window - 1 if window else -1,
-                q_data_type=dtype,
-                kv_data_type=dtype,
+                **settings,
+            )
+
+    def plan_paged(
+        self,
+        page_size: int,
+        query_len: Tensor,
+        kv_len: Tensor,
+        table: NDArray[np.int32],
+        settings: dict[str, Any],
+    ) -> None:
+        heads = self.shape.heads
+        page_count = (kv_len + page_size - 1) // page_size
+        used = np.arange(table.shape[1]) < page_count.numpy()[:, None]
+        pages = torch.from_numpy(table[used].astype(np.int32)).pin_memory()
+        for window, wrappers in self.paged.items():
+            wrappers[self.turn].plan(
+                pinned_starts(query_len),
+                pinned_starts(page_count),
+                pages.to(self.shape.device, non_blocking=True),
+                ((kv_len - 1) % page_size + 1).int().pin_memory(),
+                heads.query,
+                heads.kv,
+                heads.dim,
+                page_size,
+                window_left=window - 1 if window else -1,
+                # Given here it is copied from pinned memory: any other copy waits for the stream.
+                seq_lens=kv_len.int().pin_memory(),
+                **settings,
             )
 
     def prefill(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+        q, out = q[self.start :], out[self.start :]
+        if self.gathered is not None:
+            k, v = self.gather(k_pool, v_pool, *self.gathered)
+            self.ragged[window][self.turn].run(q, k, v, out=out)
+            return
         size = self.batch.page_size
-        k, v = (pool.view(-1, size, *pool.shape[1:]) for pool in (k_pool, v_pool))
-        self.wrappers[window][self.turn].run(q[self.start :], (k, v), out=out[self.start :])
+        pools = tuple(pool.view(-1, size, *pool.shape[1:]) for pool in (k_pool, v_pool))
+        self.paged[window][self.turn].run(q, pools, out=out)
+
+    def gather(
+        self, k_pool: Tensor, v_pool: Tensor, starts: Tensor, total: int, longest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the rows that are not decode rows, one after the other."""
+        heads, batch = self.shape.heads, self.batch
+        k, v = (pool.new_empty((total, heads.kv, heads.dim)) for pool in (k_pool, v_pool))
+        width = heads.kv * heads.dim
+        self.kernels.gather_kernel[(len(starts) - 1, -(-longest // GATHER_BLOCK))](
+            k_pool,
+            v_pool,
+            batch.page_table,
+            self.table_rows[self.decode_count :],
+            starts,
+            k,
+            v,
+            batch.page_table.stride(0),
+            WIDTH=width,
+            WIDE=1 << (width - 1).bit_length(),
+            PAGE=batch.page_size,
+            BLOCK=GATHER_BLOCK,
+            num_warps=8,
+        )
+        return k, v
+
+
+def pinned_starts(lens: Tensor) -> Tensor:
+    """int32 [rows + 1] on the host: where each row begins, and where the last one ends."""
+    starts: Tensor = torch.nn.functional.pad(lens.cumsum(0), (1, 0)).int().pin_memory()
+    return starts

@@ -24,7 +24,7 @@ BLOCK = 64  # keys of one product
 SPLIT_MIN = 64  # keys below which a row is not split further
 SPLITS_MAX = 64
 PROGRAMS_WANTED = 132 * 8  # programs that fill the device
-SPLITS_WIDE = 4  # also of many rows, since they are of unequal lengths
+SPLITS_WIDE = 4
 SHARES_MAX = 16  # splits of keys that many rows share
 SHARED_TILE = 64  # query heads of one program over them
 
@@ -61,6 +61,11 @@ class TritonAttention:
         self.pdl = cuda and torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
         self.softcap = 0.0
+        # Of a decode kernel: keys of one product, warps, depth of its pipeline, and splits of many
+        # rows, which are of unequal lengths.
+        narrow = shape.dtype.itemsize == 2 and self.wide <= 128
+        self.block, self.warps, self.stages = (BLOCK, 4, 2) if narrow else (BLOCK // 2, 4, 1)
+        self.splits_wide = SPLITS_WIDE
         self.batch: AttentionBatch
         self.table_rows: Tensor
         self.decode_count = 0
@@ -86,7 +91,7 @@ class TritonAttention:
             tiles = -(-count // self.shared_rows())
             self.shares = min(max(PROGRAMS_WANTED // 4 // (tiles * heads.kv), 1), SHARES_MAX)
         wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
-        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX, max(-(-kv_len_max // SPLIT_MIN), 1))
+        splits = min(max(wanted, self.splits_wide), SPLITS_MAX, max(-(-kv_len_max // SPLIT_MIN), 1))
         self.splits = splits
         slots = splits + self.shares
         if slots > 1:
@@ -119,8 +124,7 @@ class TritonAttention:
         unused = batch.kv_len
         lens = unused if batch.shared is None else batch.shared.lens
         source = unused if batch.shared is None else batch.shared.source
-        sizes = {"D": heads.dim, "WIDE": self.wide, "BLOCK": self.key_block(q), "PDL": self.pdl}
-        stages = 2 if self.narrow(q) else 1
+        sizes = {"D": heads.dim, "WIDE": self.wide, "BLOCK": self.block, "PDL": self.pdl}
         pages_max = batch.page_table.stride(0)
         if self.shares:
             tile = self.shared_rows()
@@ -147,7 +151,7 @@ class TritonAttention:
                 CAP=self.softcap > 0,
                 SHARES=self.shares,
                 num_warps=4,
-                num_stages=stages,
+                num_stages=min(self.stages, 2),
                 **sizes,
                 **self.launch,
             )
@@ -176,8 +180,8 @@ class TritonAttention:
             CAP=self.softcap > 0,
             SHARED=self.shares > 0,
             ALONE=alone,
-            num_warps=4,
-            num_stages=stages,
+            num_warps=self.warps,
+            num_stages=self.stages,
             **sizes,
             **self.launch,
         )

@@ -317,3 +317,35 @@ def prefill_kernel(
         peak = higher
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + place_q, mixed, mask=own)
+
+
+@triton.jit
+def gather_kernel(
+    k_pool,  # [rows, WIDTH]
+    v_pool,
+    page_table,
+    table_rows,  # int32 [R]
+    kv_start,  # int32 [R + 1]
+    k_out,  # [kv_start[R], WIDTH]
+    v_out,
+    pages_max,
+    WIDTH: tl.constexpr,  # HKV * D
+    WIDE: tl.constexpr,  # a power of two >= WIDTH
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Keys and values of rows, one after the other."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    start = tl.load(kv_start + row)
+    spot = block * BLOCK + tl.arange(0, BLOCK)
+    there = spot < tl.load(kv_start + row + 1) - start
+    table = page_table + tl.load(table_rows + row).to(tl.int64) * pages_max
+    page = tl.load(table + spot // PAGE, mask=there, other=0).to(tl.int64)
+    at = tl.arange(0, WIDE)
+    mask = there[:, None] & (at < WIDTH)[None, :]
+    source = (page * PAGE + spot % PAGE)[:, None] * WIDTH + at[None, :]
+    target = (start + spot).to(tl.int64)[:, None] * WIDTH + at[None, :]
+    keys = tl.load(k_pool + source, mask=mask, other=0.0)
+    values = tl.load(v_pool + source, mask=mask, other=0.0)
+    tl.store(k_out + target, keys, mask=mask)
+    tl.store(v_out + target, values, mask=mask)
