@@ -74,7 +74,9 @@ class App:
             redirect_slashes=False,
             default=self.unknown,
         )
-        self.labels = {route.path for route in self.router.routes if isinstance(route, Route)}
+        routes = [route for route in self.router.routes if isinstance(route, Route)]
+        self.labels = {route.path for route in routes}
+        self.endpoints = {id(route.endpoint): route.path.replace(":path", "") for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,9 +140,8 @@ class App:
     def count(self, exchange: Exchange, elapsed_s: float) -> None:
         """One count for each request, and one log line for those that are no probes."""
         path = exchange.scope["path"]
-        label = path if path in self.labels else "other"
-        if path.startswith("/v1/models/"):
-            label = "/v1/models/{model}"
+        label = path if path in self.labels else "other"  # of one that no route has seen
+        label = self.endpoints.get(id(exchange.scope.get("endpoint")), label)
         # A client that left before its answer began has no status; 499 is what proxies log for it.
         status = exchange.status or 499
         context = self.gateway.context
