@@ -258,6 +258,7 @@ def counts(peer: Peer) -> None:
     time.sleep(FLUSH_S)
     outcomes = ("length", "stop", "abort", "refused")
     before = {outcome: total(outcome) for outcome in outcomes}
+    pages = peer.metric("histrio_pages")
     tokens = {name: peer.metric(names[name]) for name in ("prompt", "generated")}
     prompt_count = generated = 0
     for i in range(5):
@@ -279,3 +280,4 @@ def counts(peer: Peer) -> None:
     peer.expect_idle()
     left = total("abort") - before["abort"]
     expect(left == 5, f"5 left, {left:.0f} were counted")
+    expect(peer.metric("histrio_pages") == pages, "pages do not add up to the pool any more")
