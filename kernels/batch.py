@@ -37,6 +37,7 @@ class Sampling:
     max_tokens: int = 16
     allowed_ids: tuple[int, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of prompt tokens [index, index + len(logprobs)) of a slot; token 0's says nothing."""
+
+    slot: int
+    index: int
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """`tokens[i]` was sampled for `slots[i]`. `failed` are slots whose row alone went wrong (logits
     that are not numbers): they got no token, and `detail` says why. `refused` are those of them
@@ -94,3 +104,4 @@ class StepOutput:
     failed: Ints = field(default_factory=no_ints)
     detail: str = ""
     refused: Ints = field(default_factory=no_ints)
+    prompts: list[PromptLogprobs] = field(default_factory=list)

@@ -21,7 +21,7 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,7 +45,7 @@ from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
 from kernels.load.dummy import DummySource
 from kernels.models.base import MODELS, DecoderConfig
 from kernels.ops.base import OPS, Ops, OpsUnavailable
-from kernels.ops.sampling import sample
+from kernels.ops.sampling import prompt_logprobs, sample
 from kernels.quant.weight import BLOCK_FORMATS
 from kernels.registry import UnknownName
 from kernels.slots import FlatBatch, Slots
@@ -123,7 +123,12 @@ class Runner:
         if steps is None:
             return Landed(self.execute_here(step))
         guided = self.constrainer is not None and bool(self.constrainer.guides)
-        if guided or any(row.constraint for row in step.opened):
+        slots = self.slots
+        is_prompt = slots.computed_len[step.slots] < slots.prompt_len[step.slots]
+        tells = (slots.columns.tells[step.slots] & is_prompt).any() or any(
+            row.sampling.prompt_logprobs is not None for row in step.opened
+        )
+        if guided or tells or any(row.constraint for row in step.opened):
             # What a row may be depends on the token before: nothing can be launched ahead.
             steps.drain()
             output = self.execute_here(step)
@@ -159,7 +164,11 @@ class Runner:
             )
         try:
             with torch.inference_mode():
-                logits = self.forward(batch)
+                logits, told_logits = self.forward_told(batch)
+                prompts = [
+                    prompt_logprobs(part, told, int(self.slots.tokens[told.slot, 0]))
+                    for told, part in zip(batch.told, told_logits, strict=True)
+                ]
                 self.constrain(logits, batch.sampled_slots)
                 sampled = sample(
                     logits,
@@ -183,7 +192,8 @@ class Runner:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
         detail = NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
         failed = np.concatenate((failed, gone))
-        return StepOutput(slots, tokens, logprobs, failed, detail, self.refused(failed))
+        refused = self.refused(failed)
+        return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts)
 
     def refused(self, failed: Ints) -> Ints:
         """Those of the failed slots whose constraint is at fault."""
@@ -191,6 +201,19 @@ class Runner:
             return no_ints()
         broken = self.constrainer.broken
         return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
+
+    def forward_told(self, batch: FlatBatch) -> tuple[Tensor, list[Tensor]]:
+        """`forward`, and for each of `batch.told` the logits [P, vocab] that it asks for."""
+        if not batch.told:
+            return self.forward(batch), []
+        asked = [told.first + np.arange(len(told.tokens)) for told in batch.told]
+        every = np.unique(np.concatenate((batch.sampled, *asked)).astype(np.int64))  # ascending
+        logits = self.forward(replace(batch, sampled=every))
+        wanted, *parts = (
+            logits.index_select(0, self.to_device(np.searchsorted(every, rows)))
+            for rows in (batch.sampled, *asked)
+        )
+        return wanted, parts
 
     def forward(self, batch: FlatBatch) -> Tensor:
         """Writes the batch's keys and values; logits float32 [S, vocab] of its sampled rows."""

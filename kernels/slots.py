@@ -40,6 +40,18 @@ class FlatBatch:
     page_table: Ints  # [R, pages_max]
     sampled: Longs  # [S]: the row of the step's tokens whose logits are wanted
     sampled_slots: Ints  # [S]
+    told: tuple[ToldRow, ...] = ()  # rows whose prompt's log probabilities are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class ToldRow:
+    """Rows [first, first + len(tokens)) of the step predict the prompt's `tokens`, from `index`."""
+
+    slot: int
+    first: int
+    index: int
+    tokens: Ints
+    count: int  # alternatives for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,23 @@ class Slots:
             page_table=self.page_table[slots, :pages_max],
             sampled=(start[1:][sampling] - 1).astype(np.int64),
             sampled_slots=slots[sampling],
+            told=self.told(slots, start, computed, kv_len)
+            if self.columns.tells[slots].any()
+            else (),
         )
+
+    def told(self, slots: Ints, start: Ints, begin: Ints, end: Ints) -> tuple[ToldRow, ...]:
+        """For rows that compute [begin, end): the prompt tokens behind each of these."""
+        rows = []
+        for row in np.flatnonzero(self.columns.tells[slots]).tolist():
+            slot, first = int(slots[row]), int(begin[row])
+            last = min(int(end[row]), int(self.prompt_len[slot]) - 1)
+            count = self.columns.prompt_logprobs[slot]
+            assert count is not None
+            if first < last or first == 0:
+                tokens = self.tokens[slot, first + 1 : last + 1].copy()
+                rows.append(ToldRow(slot, int(start[row]), first + 1, tokens, count))
+        return tuple(rows)
 
     def settle(self, batch: FlatBatch, slots: Ints, tokens: Ints, failed: Ints) -> None:
         """Records that `batch` ran: its tokens have KV, `tokens` are appended to `slots`, and
@@ -222,6 +250,8 @@ class SamplingColumns:
         self.allowed_ids: list[tuple[int, ...]] = [()] * slot_count
         self.bad_sequences: list[tuple[tuple[int, ...], ...]] = [()] * slot_count
         self.restricted = np.zeros(slot_count, np.bool_)  # by one of these two
+        self.prompt_logprobs: list[int | None] = [None] * slot_count
+        self.tells = np.zeros(slot_count, np.bool_)  # whether there are any
         # A row needs the most likely token of the bare logits and nothing else.
         self.plain = np.ones(slot_count, np.bool_)
         # As `plain`, or a draw at a temperature from all tokens.
@@ -245,6 +275,8 @@ class SamplingColumns:
         self.bias_values[slot] = tuple(value for _, value in sampling.logit_bias)
         self.allowed_ids[slot] = sampling.allowed_ids
         self.bad_sequences[slot] = sampling.bad_sequences
+        self.prompt_logprobs[slot] = sampling.prompt_logprobs
+        self.tells[slot] = sampling.prompt_logprobs is not None
         self.restricted[slot] = bool(sampling.allowed_ids or sampling.bad_sequences)
         bare = (
             sampling.presence_penalty == 0.0

@@ -29,6 +29,9 @@ class Tail(Part, frozen=True):
     matched: int | None = None  # the stop id that ended it; its token is not part of the text
     usage: Usage | None = None  # with `finish`
     problem: Problem | None = None  # with finish == ERROR
+    # In a tail of its own, without tokens: of prompt tokens from `prompt_index` on.
+    prompt_logprobs: tuple[Logprob, ...] = ()
+    prompt_index: int = 0
 
 
 class Tokens(Message, frozen=True):

@@ -34,6 +34,10 @@ class Delta(Part, frozen=True):
     matched: str | int | None = None  # the stop string or id that ended it
     usage: Usage | None = None  # with `finish`; of the prompt alone with the first of an attempt
     problem: Problem | None = None  # with finish == ERROR
+    # In a delta of its own, without tokens: of prompt tokens from `prompt_index` on. They may come
+    # again; the first one's says nothing.
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_index: int = 0
 
 
 class Deltas(Message, frozen=True):

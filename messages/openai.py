@@ -48,7 +48,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     use_beam_search: msgspec.Raw = NOT_GIVEN
     structural_tag: msgspec.Raw = NOT_GIVEN
     stop_regex: msgspec.Raw = NOT_GIVEN
-    prompt_logprobs: msgspec.Raw = NOT_GIVEN
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
     chat_template: msgspec.Raw = NOT_GIVEN
@@ -129,6 +128,7 @@ class Generation(Constraints, kw_only=True, frozen=True):
     truncate_prompt_tokens: TopK | None = None  # keep the last of them; -1: as many as fit
     best_of: int | None = None  # completions: the `n` most likely of so many
     return_token_ids: bool | None = None
+    prompt_logprobs: TopLogprobs | None = None  # vLLM's form; not in a stream
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -247,12 +247,24 @@ class ChatLogprobs(msgspec.Struct, kw_only=True, frozen=True):
     refusal: None = None
 
 
+class PromptLogprob(msgspec.Struct, kw_only=True, frozen=True):
+    """`rank` is null where the token is not among the alternatives."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+# By id, for each prompt token; null for the first.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionLogprobs(msgspec.Struct, kw_only=True, frozen=True):
     """Four lists of one length. `top_logprobs` is null where no alternatives were asked for."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float]] | None
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -289,6 +301,7 @@ class ChatReply(msgspec.Struct, kw_only=True, frozen=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
@@ -299,6 +312,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
     matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in a plain answer
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionReply(msgspec.Struct, kw_only=True, frozen=True):

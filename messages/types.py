@@ -55,6 +55,7 @@ class Sampling(Part, frozen=True):
     allowed_ids: tuple[int, ...] = ()  # no others; (): all
     # A token is barred that would complete one of them, of generated tokens.
     bad_sequences: tuple[tuple[int, ...], ...] = ()
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's own tokens
 
 
 class Grammar(Part, frozen=True):

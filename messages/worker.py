@@ -44,6 +44,15 @@ class Step(Message, frozen=True):
     grown_pages: Int32s = b""
 
 
+class PromptPart(Part, frozen=True):
+    """Log probabilities of prompt tokens [`index`, `index + len(logprobs)`) of one slot. That of
+    token 0, which nothing comes before, says nothing."""
+
+    slot: int
+    index: int
+    logprobs: tuple[Logprob, ...]
+
+
 class StepDone(Message, frozen=True):
     """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out.
 
@@ -60,6 +69,7 @@ class StepDone(Message, frozen=True):
     failed: Int32s = b""
     detail: str = ""
     refused: Int32s = b""  # those of `failed` whose constraint is at fault
+    prompts: tuple[PromptPart, ...] = ()  # of rows that asked, for what this step has computed
 
 
 class StepFailed(Message, frozen=True):

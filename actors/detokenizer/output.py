@@ -103,7 +103,11 @@ class Output:
 
         The tail must follow on what came before: see `follows`.
         """
-        if self.ended or (not tail.tokens and tail.finish is None):
+        if self.ended:
+            return None
+        if tail.prompt_logprobs:
+            return self.tell_prompt(tail)
+        if not tail.tokens and tail.finish is None:
             return None
         assert self.follows(tail), (tail.index, self.token_count)
         token_ids = unpack(tail.tokens)
@@ -135,6 +139,16 @@ class Output:
             matched=reason,
             usage=usage,
             problem=tail.problem if stop is None else None,
+        )
+
+    def tell_prompt(self, tail: Tail) -> Delta:
+        return Delta(
+            request=self.request,
+            attempt=self.attempt,
+            index=tail.index,
+            token_count=0,
+            prompt_logprobs=self.spell(tail.prompt_logprobs),
+            prompt_index=tail.prompt_index,
         )
 
     def take_text(self, tail: Tail, token_ids: array[int]) -> tuple[str, bool]:

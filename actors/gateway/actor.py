@@ -478,6 +478,9 @@ class Gateway(Actor):
                 problem = unavailable("The request was aborted by the server.", code="aborted")
             self._lose(record, problem)
             return
+        if delta.prompt_logprobs:
+            self._pass_on(record, delta, now_s)
+            return
         if record.last_s is None:
             waited_s = now_s - record.opened_s
             self.context.observe("histrio_ttft_seconds", waited_s, bounds=TTFT_BOUNDS)
@@ -489,6 +492,9 @@ class Gateway(Actor):
             self.context.count("histrio_requests_total", outcome=delta.finish.value)
             e2e_s = now_s - record.opened_s
             self.context.observe("histrio_e2e_seconds", e2e_s, bounds=E2E_BOUNDS)
+        self._pass_on(record, delta, now_s)
+
+    def _pass_on(self, record: Record, delta: Delta, now_s: float) -> None:
         open_call = self.calls[record.call_id]
         stream = open_call.stream
         unread = stream.outbox.push(Row(record.choice, delta), now_s)

@@ -12,7 +12,7 @@ import msgspec
 
 from actors.gateway.call import Checked, Row
 from actors.gateway.dialect import Head
-from actors.gateway.logprobs import CompletionScribe, chat_logprobs, finite
+from actors.gateway.logprobs import CompletionScribe, chat_logprobs, finite, prompt_logprobs
 from actors.gateway.openai import Ask
 from actors.gateway.reading import Reader
 from actors.gateway.reasoning.base import Reasoning
@@ -24,12 +24,15 @@ from messages.openai import (
     ChatChoice,
     ChatReply,
     CompletionChoice,
+    CompletionLogprobs,
     CompletionReply,
     FunctionCall,
+    PromptLogprobs,
     ReplyCall,
     ReplyMessage,
 )
 from messages.types import FinishReason, unpack
+from messages.types import Usage as RequestUsage
 
 
 class Gathered:
@@ -64,9 +67,21 @@ class PlainWriter:
             for index in range(ask.call.request_count)
         ]
 
+        self.prompts: dict[int, dict[int, TokenLogprob]] = {}  # by prompt, then by position
+
     def add(self, rows: Iterable[Row]) -> None:
         for index, delta in rows:
             choice = self.choices[index]
+            if delta.prompt_logprobs:
+                told = self.prompts.setdefault(index // self.ask.call.choice_count, {})
+                told.update(enumerate(delta.prompt_logprobs, delta.prompt_index))
+                continue
+            if self.ask.drops_output:
+                if delta.finish is not None:
+                    usage = delta.usage or RequestUsage()
+                    usage = msgspec.structs.replace(usage, completion_tokens=0)
+                    self.tally.finish(index, usage)
+                continue
             choice.texts.append(delta.text)
             choice.token_ids += delta.token_ids
             choice.logprobs.extend(delta.logprobs)
@@ -86,6 +101,24 @@ class PlainWriter:
 
     def _prompt_ids(self, checked: Sequence[Checked], index: int) -> list[int] | msgspec.UnsetType:
         return list(unpack(checked[index].ids)) if self.ask.token_ids else msgspec.UNSET
+
+    def _told(self, prompt: int) -> list[TokenLogprob]:
+        """Of the prompt's tokens, in order."""
+        return [row for _, row in sorted(self.prompts.get(prompt, {}).items())]
+
+    def _prompt_logprobs(self, prompt: int) -> PromptLogprobs | msgspec.UnsetType:
+        return prompt_logprobs(self._told(prompt)) if self.ask.prompt_logprobs else msgspec.UNSET
+
+    def _logprobs(self, prompt: int, choice: Gathered) -> CompletionLogprobs | None:
+        """Those of the output, and of an echoed prompt before them."""
+        wanted = self.ask.logprobs
+        if wanted is None:
+            return None
+        if self.ask.echoes is None:
+            return CompletionScribe(wanted).write(choice.logprobs)
+        scribe = CompletionScribe(wanted)
+        told = [cut(row, wanted) for row in self._told(prompt)]
+        return joined(scribe.write(told, is_prompt=True), scribe.write(choice.logprobs))
 
     def _kept(self) -> list[tuple[int, Gathered]]:
         """The choices that are shown, with the number of their prompt."""
@@ -118,6 +151,7 @@ class PlainWriter:
             ],
             usage=self.tally.usage(),
             prompt_token_ids=self._prompt_ids(checked, 0),
+            prompt_logprobs=self._prompt_logprobs(0),
         )
 
     def _message(self, index: int, choice: Gathered) -> tuple[ReplyMessage, str]:
@@ -150,7 +184,6 @@ class PlainWriter:
         return message, reader.finish_reason(choice.finish)
 
     def _completion(self, checked: Sequence[Checked]) -> CompletionReply:
-        wanted = self.ask.logprobs
         return CompletionReply(
             id=self.head.id,
             created=self.head.created,
@@ -159,15 +192,31 @@ class PlainWriter:
                 CompletionChoice(
                     index=index,
                     text="".join(choice.texts),
-                    logprobs=None
-                    if wanted is None
-                    else CompletionScribe(wanted, len(choice.texts[0])).write(choice.logprobs),
+                    logprobs=self._logprobs(prompt, choice),
                     finish_reason=choice.finish.value,
                     matched_stop=choice.matched,
                     token_ids=self._ids(choice),
                     prompt_token_ids=self._prompt_ids(checked, prompt),
+                    prompt_logprobs=self._prompt_logprobs(prompt),
                 )
                 for index, (prompt, choice) in enumerate(self._kept())
             ],
             usage=self.tally.usage(),
         )
+
+
+def cut(row: TokenLogprob, alternatives: int) -> TokenLogprob:
+    """The row with as many alternatives as this list has."""
+    return msgspec.structs.replace(row, best=row.best[:alternatives])
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    best = None
+    if first.top_logprobs is not None and second.top_logprobs is not None:
+        best = first.top_logprobs + second.top_logprobs
+    return CompletionLogprobs(
+        tokens=first.tokens + second.tokens,
+        token_logprobs=first.token_logprobs + second.token_logprobs,
+        top_logprobs=best,
+        text_offset=first.text_offset + second.text_offset,
+    )

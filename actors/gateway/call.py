@@ -142,7 +142,12 @@ def encode_of(
         request=request,
         attempt=1,
         reply_to=reply_to,
-        sampling=msgspec.structs.replace(variant.sampling, choice=choice),
+        sampling=msgspec.structs.replace(
+            variant.sampling,
+            choice=choice,
+            # The first choice speaks for the prompt.
+            prompt_logprobs=None if choice else variant.sampling.prompt_logprobs,
+        ),
         stop=msgspec.structs.replace(variant.stop, want_token_ids=True),
         chat=prompt.chat,
         text=prompt.text,

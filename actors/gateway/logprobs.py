@@ -12,7 +12,13 @@ import codecs
 from collections.abc import Iterable
 
 from messages.gateway import TokenLogprob
-from messages.openai import ChatLogprobs, CompletionLogprobs, TopLogprob
+from messages.openai import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
 from messages.openai import TokenLogprob as ChatTokenLogprob
 
 FLOOR = -9999.0
@@ -56,10 +62,11 @@ class CompletionScribe:
         self.offset = start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, rows: Iterable[TokenLogprob]) -> CompletionLogprobs:
+    def write(self, rows: Iterable[TokenLogprob], *, is_prompt: bool = False) -> CompletionLogprobs:
+        """With `is_prompt` nothing comes before the first row: its values are null."""
         tokens: list[str] = []
         logprobs: list[float | None] = []
-        best: list[dict[str, float]] = []
+        best: list[dict[str, float] | None] = []
         offsets: list[int] = []
         for row in rows:
             name = name_of(row.token)
@@ -71,12 +78,35 @@ class CompletionScribe:
                 alternatives = {name_of(token): finite(lp) for token, _, lp in row.best}
                 alternatives.setdefault(name, finite(row.logprob))
                 best.append(alternatives)
+        if is_prompt and tokens:
+            logprobs[0] = None
+            best[:1] = [None] * len(best[:1])
         return CompletionLogprobs(
             tokens=tokens,
             token_logprobs=logprobs,
             top_logprobs=best if self.alternatives else None,
             text_offset=offsets,
         )
+
+
+def prompt_logprobs(rows: Iterable[TokenLogprob]) -> PromptLogprobs:
+    """vLLM's form: the alternatives and the token itself, by id."""
+    result: PromptLogprobs = []
+    for row in rows:
+        found = {
+            str(token_id): PromptLogprob(
+                logprob=finite(logprob), rank=rank, decoded_token=token.decode("utf-8", "replace")
+            )
+            for rank, (token, token_id, logprob) in enumerate(row.best, 1)
+        }
+        own = PromptLogprob(
+            logprob=finite(row.logprob),
+            rank=None,
+            decoded_token=row.token.decode("utf-8", "replace"),
+        )
+        found.setdefault(str(row.token_id), own)
+        result.append(found if result else None)
+    return result
 
 
 def name_of(token: bytes) -> str:

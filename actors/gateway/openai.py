@@ -73,6 +73,8 @@ class Ask(NamedTuple):
     shape: Shape = Shape()  # of a chat's answer
     live_usage: bool = False  # in every chunk
     token_ids: bool = False
+    prompt_logprobs: bool = False  # vLLM's list of them
+    drops_output: bool = False  # what is generated is only there to have the prompt computed
     kept_count: int | None = None  # of each prompt's choices, the most likely; None: all
 
 
@@ -125,6 +127,7 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
         echoes=(echo,) if chat.echo else None,
         prompt_only=False,
         shape=shaped.shape,
+        prompt_logprobs=chat.prompt_logprobs is not None,
         live_usage=read_live_usage(chat),
         token_ids=bool(chat.return_token_ids),
     )
@@ -144,12 +147,11 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
     max_tokens = completion.max_tokens
     if max_tokens is None:
         max_tokens = limits.config.default_max_tokens or COMPLETION_MAX_TOKENS
-    if completion.echo and completion.logprobs is not None:
-        raise invalid(
-            "`echo` with `logprobs` is not supported: the prompt's own log probabilities are not "
-            "computed.",
-            "logprobs",
-        )
+    if completion.echo and completion.logprobs is not None and completion.stream:
+        raise invalid("The log probabilities of an echoed prompt cannot be streamed.", "logprobs")
+    tells = completion.prompt_logprobs is not None or (
+        completion.echo and completion.logprobs is not None
+    )
     echoes = tuple(prompt.text for prompt in prompts) if completion.echo else None
     add_special = completion.add_special_tokens
     stop = read_stop(completion, limits)
@@ -164,7 +166,7 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
         choice_count=choice_count,
         sampling=read_sampling(completion, max(1, max_tokens), logprobs, limits, draw),
         stop=msgspec.structs.replace(stop, continues_prompt=True),
-        prompt_only=max_tokens == 0,
+        prompt_only=max_tokens == 0 and not tells,
         want_prompt_text=echoes is not None and None in echoes,
         add_special=True if add_special is None else add_special,
         namespace=read_namespace(completion),
@@ -179,7 +181,9 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
         include_usage=read_include_usage(completion),
         logprobs=completion.logprobs,
         echoes=echoes,
-        prompt_only=max_tokens == 0,
+        prompt_only=max_tokens == 0 and not tells,
+        prompt_logprobs=completion.prompt_logprobs is not None,
+        drops_output=max_tokens == 0 and bool(tells),
         live_usage=read_live_usage(completion),
         token_ids=bool(completion.return_token_ids),
         kept_count=kept_count,
@@ -235,6 +239,8 @@ def check_generation(body: Generation, limits: Limits) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("`stream_options` needs `stream` to be true.", "stream_options")
     check_ids(body.stop_token_ids, "stop_token_ids", limits, STOP_IDS_MAX)
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("`prompt_logprobs` cannot be streamed.", "prompt_logprobs")
     check_ids(body.allowed_token_ids, "allowed_token_ids", limits)
     if body.allowed_token_ids == []:
         raise invalid("`allowed_token_ids` cannot be an empty list.", "allowed_token_ids")
@@ -347,7 +353,16 @@ def read_sampling(
         min_tokens=min_tokens,
         max_tokens=max_tokens,
         allowed_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
+        prompt_logprobs=read_prompt_logprobs(body),
     )
+
+
+def read_prompt_logprobs(body: Generation) -> int | None:
+    """How many alternatives for each token of the prompt; None: nothing is asked of them."""
+    wanted = [] if body.prompt_logprobs is None else [body.prompt_logprobs]
+    if isinstance(body, CompletionBody) and body.echo and body.logprobs is not None:
+        wanted.append(body.logprobs)
+    return max(wanted, default=None)
 
 
 def given(*values: N | None) -> N:

@@ -16,7 +16,7 @@ from messages import cache
 from messages.detokenizer import Open, Tail
 from messages.scheduler import Submit
 from messages.types import FinishReason, Problem, Usage
-from messages.worker import Step
+from messages.worker import PromptPart, Step
 
 
 class News(NamedTuple):
@@ -75,6 +75,20 @@ class Output:
                 request.stop,
                 emitted,
                 usage_of(request, 0),
+            )
+        )
+
+    def tell_prompt(self, request: Request, part: PromptPart) -> None:
+        """A tail with log probabilities of the prompt, and no tokens."""
+        if not request.is_announced:
+            self.announce(request)
+        request.mail.rows.append(
+            Tail(
+                request.id,
+                request.attempt,
+                request.output_len,
+                prompt_logprobs=part.logprobs,
+                prompt_index=part.index,
             )
         )
 

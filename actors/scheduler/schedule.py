@@ -177,6 +177,10 @@ class Schedule:
                 if request is not None:
                     self._fail(request, finish.unbounded(request) if slot in refused else None)
         self._commit(flight)
+        for part in message.prompts:
+            (request,) = rows_of(flight, pack([part.slot]))
+            if request is not None and request.state is not State.DONE:
+                self.output.tell_prompt(request, part)
         count = 0
         for request, token, packed, logprob in sampled(flight, message):
             if request.state is State.DONE:

@@ -187,7 +187,7 @@ class Tokenizer(Actor):
                 sampling=prompt.sampling,
                 stop=encode.stop,
                 emitted=encode.emitted,
-                namespace=encode.namespace,
+                namespace=namespace_of(encode),
                 priority=encode.priority,
                 grammar=encode.grammar,
             ),
@@ -309,6 +309,13 @@ def read_template(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadTemplate(f"{path}: the chat template cannot be read ({error})") from error
+
+
+def namespace_of(encode: Encode) -> str:
+    """Log probabilities of a prompt need all of it to be computed, in every attempt."""
+    if encode.sampling.prompt_logprobs is None:
+        return encode.namespace
+    return f"{encode.namespace}\0{encode.request}.{encode.attempt}"
 
 
 def byte_count_of(message: Encode) -> int:

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.batch import Constraint, Ints, Sampling, SlotOpen, StepInput, StepOutput, TokenLogprobs
+from kernels.batch import (
+    Constraint,
+    Ints,
+    PromptLogprobs,
+    Sampling,
+    SlotOpen,
+    StepInput,
+    StepOutput,
+    TokenLogprobs,
+)
 from messages import types, worker
 
 
@@ -36,7 +45,16 @@ def step_done(step: worker.Step, output: StepOutput, elapsed_us: int) -> worker.
         failed=output.failed.astype(np.int32, copy=False).tobytes(),
         detail=output.detail,
         refused=output.refused.astype(np.int32, copy=False).tobytes(),
+        prompts=tuple(map(prompt_part, output.prompts)),
     )
+
+
+def prompt_part(host: PromptLogprobs) -> worker.PromptPart:
+    rows = (
+        types.Logprob(token_id=row.token_id, logprob=row.logprob, best=row.best)
+        for row in host.logprobs
+    )
+    return worker.PromptPart(slot=host.slot, index=host.index, logprobs=tuple(rows))
 
 
 def slot_open(row: worker.Row) -> SlotOpen:
@@ -74,6 +92,7 @@ def sampling(wire: types.Sampling) -> Sampling:
         max_tokens=wire.max_tokens,
         allowed_ids=wire.allowed_ids,
         bad_sequences=wire.bad_sequences,
+        prompt_logprobs=wire.prompt_logprobs,
     )
 
 

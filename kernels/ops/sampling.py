@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.batch import Ints, TokenLogprobs
+from kernels.batch import Ints, PromptLogprobs, TokenLogprobs
 from kernels.ops.base import Filters, Ops
-from kernels.slots import GREEDY_BELOW, Flags, SamplingColumns, Slots
+from kernels.slots import GREEDY_BELOW, Flags, SamplingColumns, Slots, ToldRow
 
 LOGPROB_MIN = -9999.0  # JSON has no -inf
 
@@ -208,6 +208,27 @@ def sample_logprobs(
         )
         result[row] = TokenLogprobs(chosen_ids[row], chosen[nth], tuple(pairs[: wanted[row]]))
     return result
+
+
+def prompt_logprobs(logits: Tensor, told: ToldRow, first_token: int) -> PromptLogprobs:
+    """What logits float32 [P, vocab] say of the prompt tokens `told.tokens` [P]. With the prompt's
+    beginning comes its first token, of which nothing can be said."""
+    rows: list[TokenLogprobs] = []
+    index = told.index
+    if index == 1:
+        index = 0
+        rows.append(TokenLogprobs(first_token, 0.0, ()))
+    if len(told.tokens):
+        scores = torch.log_softmax(logits, dim=-1).clamp_(min=LOGPROB_MIN)
+        ids = torch.from_numpy(told.tokens.astype(np.int64)).to(logits.device)
+        chosen = scores.gather(1, ids[:, None]).squeeze(1).tolist()
+        best = scores.topk(min(told.count, logits.shape[1]), dim=-1)
+        values, best_ids = best.values.tolist(), best.indices.tolist()
+        for nth, token in enumerate(told.tokens.tolist()):
+            pairs = zip(best_ids[nth], values[nth], strict=True)
+            ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+            rows.append(TokenLogprobs(token, chosen[nth], tuple(ordered)))
+    return PromptLogprobs(told.slot, index, rows)
 
 
 def uniform(

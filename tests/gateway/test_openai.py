@@ -11,13 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.gateway.call import run_encodes
 from actors.gateway.errors import Refused, answer
 from actors.gateway.openai import BIAS_COUNT_MAX, Ask, Limits, read_chat, read_completion
+from messages.base import Address
 from messages.config import GatewayConfig
 from messages.tokenizer import Defaults
 from messages.types import Fault, unpack
 
 V = 100
+ADDRESS = Address("n", "gateway", 1)
 LIMITS = Limits(config=GatewayConfig(), model="M", vocab_size=V)
 
 
@@ -347,7 +350,7 @@ def test_calls_of_the_history_go_to_the_template_whatever_their_arguments() -> N
         ("use_beam_search", True),
         ("lora_path", "nope"),
         ("lora_path", ""),
-        ("prompt_logprobs", 0),
+        ("prompt_embeds", "x"),
     ],
 )
 def test_fields_that_we_do_not_have_are_refused_by_name(field: str, value: Any) -> None:
@@ -374,6 +377,21 @@ def test_what_a_request_does_not_say_the_model_recommends() -> None:
     said = {**body, "temperature": 0, "top_k": -1, "top_p": 1}
     sampling = read_completion(msgspec.json.encode(said), limits, lambda: 1).call.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.0, 0, 1.0)
+
+
+def test_log_probabilities_of_prompts_are_asked_of_the_model() -> None:
+    assert chat(prompt_logprobs=3).call.sampling.prompt_logprobs == 3
+    assert completion(prompt_logprobs=0).call.sampling.prompt_logprobs == 0
+    echo = completion(echo=True, logprobs=2, prompt_logprobs=5)
+    assert echo.call.sampling.prompt_logprobs == 5 and echo.logprobs == 2
+    assert completion(logprobs=2).call.sampling.prompt_logprobs is None
+    only = completion(echo=True, logprobs=2, max_tokens=0)
+    assert only.drops_output and not only.call.prompt_only
+    assert only.call.sampling.max_tokens == 1
+    assert param_of(chat, prompt_logprobs=1, stream=True) == "prompt_logprobs"
+    assert param_of(completion, echo=True, logprobs=1, stream=True) == "logprobs"
+    first, second = run_encodes(completion(n=2, prompt_logprobs=1).call, "c", ADDRESS)
+    assert (first.sampling.prompt_logprobs, second.sampling.prompt_logprobs) == (1, None)
 
 
 def test_the_best_of_several_completions_are_kept() -> None:
@@ -451,7 +469,6 @@ def test_echo_of_ids_needs_their_text() -> None:
     assert ask.echoes == (None,) and ask.call.want_prompt_text and ask.call.checked_first
     ask = completion("abc", echo=True)
     assert ask.echoes == ("abc",) and not ask.call.checked_first
-    assert param_of(completion, "abc", echo=True, logprobs=1) == "logprobs"
 
 
 def test_min_tokens_cannot_be_more_than_the_limit() -> None:

@@ -315,3 +315,39 @@ def test_the_most_likely_completions_are_shown_and_all_are_counted() -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert answer["choices"][0]["logprobs"] is None
     assert answer["usage"]["completion_tokens"] == 3
+
+
+def told(index: int, *texts: str) -> Row:
+    rows = tuple(
+        TokenLogprob(
+            t.encode(), ord(t[0]), -1.0, ((t.encode(), ord(t[0]), -1.0), (b"z", 122, -2.0))
+        )
+        for t in texts
+    )
+    return Row(0, Delta("c.0", 1, 0, 0, prompt_logprobs=rows, prompt_index=index))
+
+
+def test_an_echoed_prompt_has_its_log_probabilities_before_those_of_the_answer() -> None:
+    own = (TokenLogprob(b"d", 100, -3.0, ((b"d", 100, -3.0),)),)
+    rows = [
+        [told(0, "a", "bb")],
+        [told(1, "bb")],  # again: a chunk that was computed twice
+        [told(2, "c"), row(0, "d", 0, FinishReason.STOP, logprobs=own)],
+    ]
+    lists = plain(ask_of(False, "abbc", echo=True, logprobs=1), rows)["choices"][0]
+    assert lists["text"] == "abbcd"
+    assert lists["logprobs"] == {
+        "tokens": ["a", "bb", "c", "d"],
+        "token_logprobs": [None, -1.0, -1.0, -3.0],
+        "top_logprobs": [None, {"bb": -1.0}, {"c": -1.0}, {"d": -3.0}],
+        "text_offset": [0, 1, 3, 4],
+    }
+    only = plain(ask_of(False, "abbc", echo=True, logprobs=1, max_tokens=0), rows)
+    assert only["choices"][0]["text"] == "abbc"
+    assert only["choices"][0]["logprobs"]["tokens"] == ["a", "bb", "c"]
+    assert only["usage"]["completion_tokens"] == 0
+    for is_chat in (True, False):
+        whole = plain(ask_of(is_chat, prompt_logprobs=2), rows)
+        found = (whole if is_chat else whole["choices"][0])["prompt_logprobs"]
+        assert found[0] is None and len(found) == 3
+        assert found[2]["99"] == {"logprob": -1.0, "rank": 1, "decoded_token": "c"}

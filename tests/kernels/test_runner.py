@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kernels.runner
-from kernels.batch import Sampling, SlotOpen, StepInput
+from kernels.batch import Sampling, SlotOpen, StepInput, TokenLogprobs
 from kernels.kv import fitting_page_count
 from kernels.load.base import BadConfig
 from kernels.models.base import MODELS
@@ -241,3 +241,57 @@ def test_noise_goes_on_where_a_resumed_sequence_left(tiny_models: dict[str, Answ
     )
     assert resumed == [whole]
     assert np.unique(whole).size > 2
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_log_probabilities_of_a_prompt_are_those_of_its_beginnings(
+    flavour: str, tiny_models: dict[str, Answered]
+) -> None:
+    known = tiny_models["llama"]
+    runner = load(known.path, flavour)
+    prompt = (max(known.prompts, key=len) * 9)[:9]
+    vocab_size = runner.facts.vocab_size
+
+    def logprob(length: int) -> float:
+        """Of prompt[length] behind prompt[:length], as a sampled token's alternatives have it."""
+        own = Sampling(temperature=0.0, logprobs=vocab_size)
+        output = runner.execute(
+            step([7], [length], opened=[opening(7, prompt[:length], [40], own)])
+        )
+        runner.execute(step([], [], closed=ints([7])))
+        assert output.logprobs is not None and output.logprobs[0] is not None
+        return dict(output.logprobs[0].best)[prompt[length]]
+
+    expected = [logprob(length) for length in range(1, len(prompt))]
+    asked = Sampling(temperature=0.0, prompt_logprobs=2)
+    for chunks in ([9], [4, 5], [1, 1, 7], [8, 1]):
+        rows: list[TokenLogprobs] = []
+        opened = [opening(0, prompt, [0, 1], asked), opening(1, prompt, [2, 3])]
+        for count in chunks:
+            output = runner.execute(step([1, 0], [count, count], opened=opened))
+            opened = []
+            for part in output.prompts:
+                assert part.slot == 0 and part.index == len(rows)
+                rows += part.logprobs
+        assert [row.token_id for row in rows] == prompt
+        assert [row.logprob for row in rows[1:]] == pytest.approx(expected, abs=1e-4)
+        assert all(len(row.best) == 2 for row in rows[1:])
+        assert output.tokens.tolist() == [output.tokens[0]] * 2
+        runner.execute(step([], [], closed=ints([0, 1])))
+
+
+@pytest.mark.real
+def test_the_fused_forward_tells_of_every_prompt_token(smollm2: Path) -> None:
+    runner = Runner.load(smollm2, RunnerOptions(slot_count=2, kv_tokens=256, context_len=128))
+    prompt = [504, 3575, 282, 4649, 314, 7042, 30]
+    own = Sampling(temperature=0.0, prompt_logprobs=1)
+
+    def told() -> list[tuple[int, int]]:
+        output = runner.execute(step([0], [7], opened=[opening(0, prompt, [0], own)]))
+        runner.reset()
+        return [(row.token_id, row.best[0][0]) for row in output.prompts[0].logprobs[1:]]
+
+    fused = told()
+    runner.model.fused = None
+    assert told() == fused
+    assert fused[4] == (7042, 7042)  # " Paris"
