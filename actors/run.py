@@ -73,6 +73,13 @@ def check_files(gateway: GatewayConfig) -> None:
     ):
         if path and not os.access(path, os.R_OK):
             raise SettingsError(f"{flag} {path}: it cannot be read")
+    if gateway.batch_dir:
+        try:
+            Path(gateway.batch_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise SettingsError(f"--batch-dir {gateway.batch_dir}: {error.strerror}") from None
+        if not os.access(gateway.batch_dir, os.W_OK):
+            raise SettingsError(f"--batch-dir {gateway.batch_dir}: it cannot be written to")
     if gateway.tls_key and not gateway.tls_cert:
         raise SettingsError("--tls-key needs --tls-cert")
     if gateway.tls_cert:

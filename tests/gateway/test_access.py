@@ -171,6 +171,7 @@ async def test_https_is_served_and_plain_http_is_not() -> None:
     [
         {"api_key_file": "/no/such/file"},
         {"tls_key": KEY},
+        {"batch_dir": f"{KEY}/batches"},
         {"tls_cert": KEY},
         {"tls_cert": CERT, "tls_key": "/no/such/file"},
     ],

@@ -6,6 +6,8 @@ so. Laws: a file is on the disk before its upload is answered; all that is liste
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +47,7 @@ STORED_BYTES_MAX = 16 << 30  # of all files
 OPEN_MAX = 1000  # batches that have not ended
 CHUNK_BYTES = 256 << 10
 METADATA_MAX = 16
+OPEN_TRIES, OPEN_WAIT_S = 50, 0.1
 T = TypeVar("T")
 
 
@@ -74,7 +77,15 @@ class Batches:
         if not folder:
             return
         context = self.gateway.context
-        self.store = await context.in_thread(lambda: BatchStore(Path(folder)), lane="batches")
+        for _ in range(OPEN_TRIES):
+            try:
+                opened = await context.in_thread(lambda: BatchStore(Path(folder)), lane="batches")
+                break
+            except sqlite3.OperationalError:  # another gateway makes it at the same moment
+                await asyncio.sleep(OPEN_WAIT_S)
+        else:
+            opened = await context.in_thread(lambda: BatchStore(Path(folder)), lane="batches")
+        self.store = opened
         self.runner = BatchRunner(self.gateway, self.store)
         self.runner.start()
 
