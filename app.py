@@ -557,6 +557,7 @@ BENCHES = (
     "ops",
     "kl",
     "structured",
+    "fuzz",
 )
 
 
