@@ -191,3 +191,13 @@ def test_an_unfinished_character_is_one_replacement_at_the_end(reason: FinishRea
     delta = out.take(tail(0, ids, finish=reason, usage=Usage(5, 2)))
     assert delta is not None and delta.text == "\ufffd"
     assert len(fox) > 2
+
+
+def test_the_first_delta_of_an_attempt_says_what_the_prompt_cost() -> None:
+    for emitted in ([], IDS[:2]):
+        deltas = play(output(emitted=emitted), IDS, [1, 1, 1], len(emitted), **LENGTH)
+        assert deltas[0].usage == Usage(prompt_tokens=5)
+        assert all(delta.usage is None for delta in deltas[1:-1])
+        assert deltas[-1].usage == Usage(5, len(IDS))
+    (only,) = play(output(), IDS[:1], [1], **LENGTH)
+    assert only.usage == Usage(5, len(IDS)), "an end says all"

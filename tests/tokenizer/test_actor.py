@@ -302,3 +302,35 @@ def test_bad_words_become_ids_and_prompts_are_cut_where_asked(cell: Cell, vocab:
     cell.tell(encode("q", text=long, truncate_len=0))
     (submit,) = [message for _, message in cell.sent if isinstance(message, Submit)]
     assert len(unpack(submit.prompt)) == CONTEXT_LEN - 4
+
+
+def test_a_prompt_that_is_measured_may_be_empty_or_too_long(cell: Cell, vocab: Vocab) -> None:
+    long = "the fox " * CONTEXT_LEN
+    fields: dict[str, Any] = {"forward": False, "measure": True, "want_prompt_ids": True}
+    cell.tell(encode("long", text=long, **fields))
+    cell.tell(encode("empty", text="", add_special=False, **fields))
+    (_, measured), (_, empty) = cell.take()
+    assert measured.prompt_tokens == len(vocab.encode(long)) > CONTEXT_LEN
+    assert (empty.prompt_tokens, empty.prompt_ids) == (0, b"")
+    # Ids outside of the vocabulary are wrong all the same.
+    cell.tell(encode(ids=pack([500]), **fields))
+    assert problem_of(cell).fault is Fault.INVALID
+
+
+def test_the_text_of_measured_ids_has_special_tokens_where_they_are_wanted(
+    cell: Cell, vocab: Vocab
+) -> None:
+    ids = vocab.encode("the fox")
+    assert ids[0] == vocab.bos_id
+    for skip_special, text in ((True, "the fox"), (False, vocab.decode(ids, skip_special=False))):
+        cell.tell(
+            encode(
+                ids=pack(ids),
+                forward=False,
+                measure=True,
+                want_prompt_text=True,
+                stop=StopRules(skip_special=skip_special),
+            )
+        )
+        ((_, told),) = cell.take()
+        assert told.prompt_text == text
