@@ -79,7 +79,8 @@ def main(words: Sequence[str]) -> int:
 def program_of(given: str) -> str | None:
     beside = Path(sys.executable).parent / PROGRAM
     if given:
-        return shutil.which(given)
+        where = shutil.which(given)
+        return None if where is None else str(Path(where).absolute())
     return str(beside) if beside.is_file() else shutil.which(PROGRAM)
 
 
@@ -113,11 +114,12 @@ def fuzz(program: str, url: str, found: argparse.Namespace) -> dict[str, Any]:
     ]
     name_model(description, json.loads(get(url, "/v1/models", found.key))["data"][0]["id"])
     before = answers(url, found.key)
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        json.dump(description, file)
-        file.flush()
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:  # the program leaves files
+        file = Path(folder) / "openapi.json"
+        file.write_text(json.dumps(description), "utf-8")
         ran = subprocess.run(
-            command_of(program, url, file.name, math.ceil(found.cases / len(operations)), found),
+            command_of(program, url, str(file), math.ceil(found.cases / len(operations)), found),
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -44,6 +44,7 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     modalities: msgspec.Raw = NOT_GIVEN
     prediction: msgspec.Raw = NOT_GIVEN
     web_search_options: msgspec.Raw = NOT_GIVEN
+    moderation: msgspec.Raw = NOT_GIVEN
     suffix: msgspec.Raw = NOT_GIVEN
     use_beam_search: msgspec.Raw = NOT_GIVEN
     structural_tag: msgspec.Raw = NOT_GIVEN
@@ -134,6 +135,13 @@ class Generation(Constraints, kw_only=True, frozen=True):
     stream_options: StreamOptions | None = None
     user: str | None = None  # ignored
     metadata: dict[str, str] | None = None  # ignored
+    store: bool | None = None  # ignored: of this route's answers nothing is kept
+    service_tier: str | None = None  # ignored: there is one
+    safety_identifier: str | None = None  # ignored
+    prompt_cache_key: str | None = None  # ignored: prefixes are found by themselves
+    prompt_cache_retention: str | None = None  # ignored
+    prompt_cache_options: dict[str, Any] | None = None  # ignored
+    verbosity: str | None = None  # ignored
     cache_salt: Salt | None = None  # prefixes are shared only between requests of one salt
     priority: Int32 | None = None
 

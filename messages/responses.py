@@ -117,6 +117,7 @@ class ResponsesBody(UnsupportedResponses, kw_only=True, frozen=True):
     safety_identifier: str | None = None  # ignored
     prompt_cache_key: str | None = None  # ignored: prefixes are found by themselves
     prompt_cache_retention: str | None = None  # ignored
+    prompt_cache_options: dict[str, Any] | None = None  # ignored
     user: str | None = None
     top_k: TopK | None = None
     min_p: Unit | None = None

@@ -77,6 +77,39 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+# What the official client could send in 2026, by route; of each the page must say something.
+KNOWN = {
+    "/v1/chat/completions": (
+        "audio frequency_penalty function_call functions logit_bias logprobs "
+        "max_completion_tokens max_tokens messages metadata modalities model moderation n "
+        "parallel_tool_calls prediction presence_penalty prompt_cache_key "
+        "prompt_cache_options prompt_cache_retention reasoning_effort response_format "
+        "safety_identifier seed service_tier stop store stream stream_options temperature "
+        "tool_choice tools top_logprobs top_p user verbosity web_search_options"
+    ),
+    "/v1/completions": (
+        "best_of echo frequency_penalty logit_bias logprobs max_tokens model n "
+        "presence_penalty prompt seed stop stream stream_options suffix temperature top_p "
+        "user"
+    ),
+    "/v1/responses": (
+        "background background_options context_management conversation image include input "
+        "instructions max_output_tokens max_tool_calls metadata model moderation "
+        "parallel_tool_calls previous_response_id prompt prompt_cache_key "
+        "prompt_cache_options prompt_cache_retention reasoning safety_identifier service_tier "
+        "store stream stream_options temperature text tool_choice tools top_logprobs top_p "
+        "truncation user"
+    ),
+}
+
+
+@pytest.mark.parametrize("path", KNOWN)
+def test_the_page_says_something_of_all_that_the_official_client_can_send(path: str) -> None:
+    (row,) = (row for row in OPERATIONS if row.path == path)
+    names = {field.encode_name for field in msgspec.structs.fields(row.body)}
+    assert set(KNOWN[path].split()) <= names
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_the_page_calls_refused_is_refused_by_name(path: str) -> None:
     street = Street()
