@@ -72,7 +72,7 @@ class Tick(NamedTuple):
 class Silent(Actor):
     """The worker's room without a worker in it."""
 
-    accepts = worker.In
+    accepts = worker.Step
     mailbox = MailboxSpec(count_max=16)
 
     def __init__(
@@ -93,9 +93,6 @@ class Silent(Actor):
     def on_step(self, message: worker.Step) -> None:
         raise AssertionError("a step for nobody")
 
-    def on_compile(self, message: worker.Compile) -> None:
-        raise AssertionError("a grammar for nobody")
-
 
 class Played:
     """One request, and how far it is."""
@@ -111,7 +108,7 @@ class Played:
 class Scripted(Actor):
     """The scheduler's room: each step is a token for everybody."""
 
-    accepts = scheduler.In
+    accepts = Submit | scheduler.Cancel | scheduler.Poll | scheduler.StopMet
     private: ClassVar[Any] = Tick
     mailbox = MailboxSpec(count_max=1 << 17)
 
@@ -176,28 +173,6 @@ class Scripted(Actor):
     def on_poll(self, message: scheduler.Poll) -> None: ...
 
     def on_stop_met(self, message: scheduler.StopMet) -> None: ...
-
-    def on_acquired(self, message: scheduler.Acquired) -> None: ...
-
-    def on_deferred(self, message: scheduler.Deferred) -> None: ...
-
-    def on_granted(self, message: scheduler.Granted) -> None: ...
-
-    def on_freed(self, message: scheduler.Freed) -> None: ...
-
-    def on_probed(self, message: scheduler.Probed) -> None: ...
-
-    def on_compiled(self, message: scheduler.Compiled) -> None: ...
-
-    def on_inspect(self, message: scheduler.Inspect) -> None: ...
-
-    def on_pause(self, message: scheduler.Pause) -> None: ...
-
-    def on_continue(self, message: scheduler.Continue) -> None: ...
-
-    def on_step_done(self, message: worker.StepDone) -> None: ...
-
-    def on_step_failed(self, message: worker.StepFailed) -> None: ...
 
 
 def scripted(branch: spec.Supervisor, script: Script, paths: Paths) -> spec.Supervisor:

@@ -73,6 +73,8 @@ class Stream:
         self.request_names: tuple[str, ...] = ()  # the same of each of its prompts
         self.outbox = Outbox()
         self.ready = asyncio.Event()
+        # What is called when rows have come: wakes the reader, or does its work.
+        self.wake: Callable[[], object] = self.ready.set
         self._owner = owner
 
     async def read(self) -> list[Row]:
@@ -498,7 +500,7 @@ class Gateway(Actor):
         open_call = self.calls[record.call_id]
         stream = open_call.stream
         unread = stream.outbox.push(Row(record.choice, delta), now_s)
-        stream.ready.set()
+        stream.wake()
         if delta.finish is not None:
             del open_call.requests[record.request]
             if not open_call.requests:

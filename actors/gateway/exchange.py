@@ -8,7 +8,7 @@ read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -94,6 +94,14 @@ class Exchange:
         await self.bounded(
             self.send({"type": "http.response.start", "status": status, "headers": list(headers)})
         )
+
+    @property
+    def piece(self) -> Callable[[bytes], bool] | None:
+        """Writes part of a chunked body at once; False: the client is slow. None: no such way."""
+        if self.scope.get("http_version") != "1.1":
+            return None
+        found: Callable[[bytes], bool] | None = self.scope.get("state", {}).get("piece")
+        return found
 
     async def write(self, body: bytes) -> None:
         """Part of a body. It waits for a slow client; the gateway looks after its stream."""

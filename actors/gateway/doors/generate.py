@@ -15,7 +15,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway import anthropic, native, ollama, tokens
-from actors.gateway.dialect import Asked, Dialect, Head, Ready
+from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
+from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import Refused, unavailable
 from actors.gateway.exchange import STREAM_HEADERS, Exchange, Gone, HttpRefused, read_rows
@@ -36,10 +37,10 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def generate_routes(gateway: Gateway) -> list[Route]:
-    resumes = Resumes(gateway)
+    resumes, direct = Resumes(gateway), Direct()
     return [
         *(
-            Route(dialect.path, Generate(gateway, dialect, resumes), methods=["POST"])
+            Route(dialect.path, Generate(gateway, dialect, resumes, direct), methods=["POST"])
             for dialect in DIALECTS
         ),
         Route("/v1/streams/{stream}", resumes, methods=["GET"]),
@@ -50,10 +51,13 @@ class Generate:
     """A route that makes calls, as an ASGI application of its own: Starlette's request and
     response objects would hide a client that leaves."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect, resumes: Resumes) -> None:
+    def __init__(
+        self, gateway: Gateway, dialect: Dialect, resumes: Resumes, direct: Direct
+    ) -> None:
         self.gateway = gateway
         self.dialect = dialect
         self.resumes = resumes
+        self.direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, dialect = self.gateway, self.dialect
@@ -112,6 +116,11 @@ class Generate:
             pass
         stream.close()
 
+    def line_of(self, exchange: Exchange, stream: Stream, writer: StreamWriter) -> Line | None:
+        """From now on rows are written without this task, where there is a way."""
+        piece = exchange.piece
+        return None if piece is None else Line(self.direct, stream, writer, piece)
+
     async def answer_plain(
         self, exchange: Exchange, ask: Asked, head: Head, stream: Stream
     ) -> None:
@@ -131,6 +140,7 @@ class Generate:
         content_type = (b"content-type", self.dialect.media)
         await exchange.start(200, (content_type, *STREAM_HEADERS))
         last = b""
+        line = self.line_of(exchange, stream, writer)
         try:
             while rows:
                 data = writer.write(rows)
@@ -139,7 +149,7 @@ class Generate:
                     break
                 if data:
                     await exchange.write(data)
-                rows = await read_rows(stream)
+                rows = await (read_rows(stream) if line is None else line.run(read_rows(stream)))
             last += writer.end(stream.checked)
         except Refused as refused:
             last = writer.fail(refused.problem)
