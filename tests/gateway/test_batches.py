@@ -19,6 +19,7 @@ from actors.gateway.batches.lines import ERRORS_MAX, read_lines
 from actors.gateway.batches.multipart import boundary_of, split_form
 from actors.gateway.batches.store import BatchStore
 from actors.gateway.doors.batch_runner import BATCH_PRIORITY, is_for_now
+from actors.gateway.doors.batches import UPLOADS_MAX
 from actors.gateway.errors import Refused
 from messages.batches import BatchBody
 from messages.types import Fault, Problem
@@ -401,6 +402,32 @@ async def test_a_whole_house_runs_batches_and_goes_on_with_them(tmp_path: Path) 
             content = (await web.get(f"/v1/files/{batch['output_file_id']}/content")).text
             assert content.count('"yes"') == 2
             await system.drain(5.0)
+
+
+async def test_uploads_are_few_at_a_time(tmp_path: Path) -> None:
+    street = Street(batch_dir=str(tmp_path))
+    await street.app.batches.open()
+    headers = {"content-type": "multipart/form-data; boundary=xx"}
+    held = [
+        street.request("POST", "/v1/files", headers=headers, chunks=[b"--xx\r\n"], ends=False)
+        for _ in range(UPLOADS_MAX)
+    ]
+    await street.step()
+    got = await street.ask(street.request("POST", "/v1/files", headers=headers, chunks=[b"x"]))
+    assert got.status == 503 and got.headers["retry-after"]
+    for client in held:
+        client.drop()
+    await street.finish(*held)
+    body = form(
+        ('content-disposition: form-data; name="purpose"', b"batch"),
+        ('content-disposition: form-data; name="file"; filename="a"', b"x"),
+    )
+    got = await street.ask(street.request("POST", "/v1/files", headers=headers, chunks=[body]))
+    assert got.status == 200 and got.json()["bytes"] == 1
+    wrong = street.request("POST", "/v1/files", {"purpose": "batch"})
+    assert (await street.ask(wrong)).status == 400
+    await street.app.batches.close()
+    street.assert_idle()
 
 
 async def test_without_a_folder_they_are_off() -> None:

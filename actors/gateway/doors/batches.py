@@ -47,6 +47,7 @@ STORED_BYTES_MAX = 16 << 30  # of all files
 OPEN_MAX = 1000  # batches that have not ended
 CHUNK_BYTES = 256 << 10
 METADATA_MAX = 16
+UPLOADS_MAX = 4  # each is in memory while it comes in
 OPEN_TRIES, OPEN_WAIT_S = 50, 0.1
 T = TypeVar("T")
 
@@ -272,16 +273,27 @@ class Upload:
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
+        self.open_count = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
         await self.batches.keep(lambda store: None)  # refused before the body is read
+        if self.open_count == UPLOADS_MAX:
+            message = "Too many uploads at once; try again later."
+            raise Refused(Problem(fault=Fault.OVERLOADED, message=message))
+        self.open_count += 1
+        try:
+            made = await self.take(exchange)
+        finally:
+            self.open_count -= 1
+        await exchange.respond(200, encode(made))
+
+    async def take(self, exchange: Exchange) -> FileObject:
         config = self.batches.gateway.config
         body = await exchange.read_body(
             config.file_bytes_max, config.body_timeout_s, media="multipart/form-data"
         )
-        content_type = exchange.header(b"content-type") or ""
-        await exchange.respond(200, encode(await self.batches.add_file(body, content_type)))
+        return await self.batches.add_file(body, exchange.header(b"content-type") or "")
 
 
 class Content:
