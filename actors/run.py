@@ -166,6 +166,7 @@ def build(config: Config, *, terminal: TextIO | None = None) -> Iterator[System]
         log_file_bytes_max=config.log.file_bytes_max,
         log_files_max=config.log.files_max,
         check=runtime.check,
+        spares=runtime.spares,
     )
     try:
         yield system

@@ -220,6 +220,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("runtime", "drain_s", "--drain", "seconds that running requests get on SIGTERM"),
     Flag("runtime", "heartbeat_s", "--heartbeat", "seconds between heartbeats of nodes at work"),
     Flag("runtime", "hang_s", "--hang", "seconds without progress after which a part is killed"),
+    Flag("runtime", "spares", "--spares", "a process in reserve for each, for quick restarts"),
     Flag("runtime", "check", "--check", "assert the invariants of every room when it is idle"),
 )
 

@@ -113,6 +113,7 @@ class RuntimeConfig(Section, frozen=True):
     heartbeat_s: Seconds = 0.25
     hang_s: Seconds = 1.5
     check: bool = False  # actors run their cores' check() when idle
+    spares: bool = True  # a loaded process in reserve for each: a restart need not wait for imports
 
 
 class Paths(Section, frozen=True):

@@ -1,7 +1,8 @@
-"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD`.
+"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD ...`.
 
 It does not know which actors the node will hold; it imports what they need only when the root asks
-for them, so that a node without a worker never loads torch. At its top it imports the standard
+for them, so that a node without a worker never loads torch. A spare is told modules to load ahead,
+and then waits for its boot data until it is needed. At its top this file imports the standard
 library alone: the ties to the parent come first.
 
 Law: this process ends when its parent does. Three ways, since each has a gap: the kernel's signal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from actors.runtime.process import ChildBoot
 
 PR_SET_PDEATHSIG = 1
+PRELOAD_NICE = 15
 
 
 class Ready:
@@ -111,10 +113,30 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         logs.close()
 
 
+def preload(modules: list[str], ready_fd: int) -> None:
+    """Loads what the node will need, in a thread that others go before: it is not urgent. What
+    can't be loaded will be said when it is needed."""
+    import importlib
+
+    def load() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRELOAD_NICE)
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=load, name="preload")
+    thread.start()
+    thread.join()
+    os.write(ready_fd, b"warm\n")
+
+
 def main(argv: list[str]) -> int:
     _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:4])
     tie_to_parent(life_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if argv[4:]:
+        preload(argv[4:], ready_fd)
 
     import asyncio
     import importlib
@@ -124,7 +146,10 @@ def main(argv: list[str]) -> int:
     from actors.runtime.process import ChildBoot
 
     with open(boot_fd, "rb") as file:
-        boot = msgspec.msgpack.decode(file.read(), type=ChildBoot)
+        data = file.read()
+    if not data:  # a spare that is not needed any more
+        return 0
+    boot = msgspec.msgpack.decode(data, type=ChildBoot)
     if os.getppid() != boot.parent_pid:  # it died before the signal was asked for
         end_group()
     sys.path[:] = boot.sys_path

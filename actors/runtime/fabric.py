@@ -7,9 +7,11 @@ only where a process is asked for.
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from actors.runtime import spec
 from actors.runtime.launch import Launched, Launcher
@@ -18,6 +20,11 @@ from actors.runtime.threads import ThreadLauncher
 from actors.runtime.transport.base import Transport
 from actors.runtime.transport.memory import MemoryHub, MemoryTransport
 from messages.system import NodeBoot
+
+if TYPE_CHECKING:
+    from actors.runtime.process import ChildProcess
+
+SPARE_AFTER_S = 10.0  # what is in service, and its first requests, come first
 
 
 class Fabric(Protocol):
@@ -68,8 +75,14 @@ class ProcessFabric:
     """Child processes, and threads beside them, over ZMQ in a directory of the run's own."""
 
     def __init__(
-        self, run_dir: Path | None, heartbeat_s: float, hang_s: float, log: Any = None
+        self,
+        run_dir: Path | None,
+        heartbeat_s: float,
+        hang_s: float,
+        log: Any = None,
+        preloads: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
+        """`preloads`: the nodes that get a spare process, and what that loads ahead."""
         from actors.runtime.rundir import RunDir
 
         self._rundir = RunDir.create(run_dir)
@@ -77,6 +90,9 @@ class ProcessFabric:
         self.run_dir = str(self._rundir.path)
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
+        self._preloads = dict(preloads or {})
+        self._spares: dict[str, ChildProcess] = {}
+        self._alarms: dict[str, asyncio.TimerHandle] = {}
         self._threads = ThreadLauncher(
             lambda boot: self.transport(boot.name, boot.incarnation), log
         )
@@ -100,9 +116,34 @@ class ProcessFabric:
     async def launch(self, boot: NodeBoot) -> Launched:
         from actors.runtime.process import spawn_node
 
-        return await spawn_node(boot, token=self._rundir.token, environment=child_environment())
+        spare = self._spares.pop(boot.name, None)
+        self._plan_spare(boot)
+        return await spawn_node(
+            boot, token=self._rundir.token, environment=child_environment(), spare=spare
+        )
+
+    def _plan_spare(self, boot: NodeBoot) -> None:
+        """One more process, a while after this one was started, which comes first."""
+        if boot.name in self._preloads:
+            if boot.name in self._alarms:
+                self._alarms[boot.name].cancel()
+            loop = asyncio.get_running_loop()
+            self._alarms[boot.name] = loop.call_later(SPARE_AFTER_S, self._make_spare, boot)
+
+    def _make_spare(self, boot: NodeBoot) -> None:
+        from actors.runtime.process import drop, spawn_child, write_to_stderr
+
+        if boot.name not in self._spares:
+            forward = write_to_stderr if boot.log_terminal else drop
+            self._spares[boot.name] = spawn_child(
+                boot.name, child_environment(), forward, self._preloads[boot.name]
+            )
 
     def close(self) -> None:
+        for alarm in self._alarms.values():
+            alarm.cancel()
+        for spare in self._spares.values():
+            spare.kill()
         self._rundir.close()
 
 
@@ -118,8 +159,9 @@ def fabric_for(
     heartbeat_s: float,
     hang_s: float,
     log: Any = None,
+    preloads: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Fabric:
     """The least that holds these nodes."""
     if any(node.kind is NodeKind.PROCESS for node in nodes):
-        return ProcessFabric(run_dir, heartbeat_s, hang_s, log)
+        return ProcessFabric(run_dir, heartbeat_s, hang_s, log, preloads)
     return MemoryFabric(nodes, log)

@@ -29,6 +29,8 @@ from messages.system import Cause, NodeBoot, Reason
 LAST_LINES_MAX = 20
 LINE_CHARS_MAX = 500
 READ_BYTES_MAX = 65_536
+BOOT_BYTES_MAX = 60_000  # fits into a pipe, so that writing it waits for nobody
+WARM = b"warm"  # a spare's first word: it has loaded what it was told to
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 CHILD_MODULE = "actors.runtime.child"
 ROOT = Path(__file__).resolve().parents[2]  # what `actors` is imported from
@@ -69,6 +71,8 @@ class ChildProcess:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._half_line = b""
         self._ready_bytes = b""
+        self.is_warm = False  # a spare that has loaded what it was told to
+        self.boot_fd: int | None = None  # of a spare, which waits for its boot data
         self._output_fd: int | None = _fileno(popen)
         self._pid_fd = os.pidfd_open(popen.pid)
         for fd in (self._output_fd, ready_fd):
@@ -76,6 +80,16 @@ class ChildProcess:
         self._loop.add_reader(self._pid_fd, self._died)
         self._loop.add_reader(self._output_fd, self._read_output)
         self._loop.add_reader(ready_fd, self._read_ready)
+
+    def boot(self, boot: ChildBoot) -> None:
+        """Tells it what it is. Where it is dead already, `exited` says so."""
+        data = msgspec.msgpack.encode(boot)
+        assert len(data) <= BOOT_BYTES_MAX, f"{len(data)} bytes of boot data"
+        if self.boot_fd is not None:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self.boot_fd, data)
+            os.close(self.boot_fd)
+            self.boot_fd = None
 
     def kill(self) -> None:
         """Ends the child and all in its process group now. Waits for nothing; idempotent."""
@@ -98,6 +112,10 @@ class ChildProcess:
         data = os.read(self._ready_fd, 4096)
         self._ready_bytes += data
         if data and not data.endswith(b"\n"):
+            return
+        if data and self._ready_bytes.strip() == WARM:
+            self._ready_bytes = b""
+            self.is_warm = True
             return
         self._loop.remove_reader(self._ready_fd)
         os.close(self._ready_fd)
@@ -146,9 +164,10 @@ class ChildProcess:
                 break
         self._keep_line(self._half_line)
         self._close_output()
-        if self._life_fd is not None:
-            os.close(self._life_fd)
-            self._life_fd = None
+        for fd in (self._life_fd, self.boot_fd):
+            if fd is not None:
+                os.close(fd)
+        self._life_fd = self.boot_fd = None
         if self._ready_fd is not None:
             self._read_ready_at_death(self._ready_fd)
         self.exited.set_result(reason_of_exit(code, tuple(self._last_lines)))
@@ -184,8 +203,9 @@ async def spawn_node(
     environment: Mapping[str, str] | None = None,
     start_timeout_s: float = 60.0,
     forward: Callable[[bytes], None] | None = None,
+    spare: ChildProcess | None = None,
 ) -> ChildProcess:
-    """Starts a child and waits until its transport listens.
+    """Starts a child and waits until its transport listens. A `spare` that is warm becomes it.
 
     `environment` is added to this process' own (numbers of threads are read by libraries as they
     load). `forward` gets the child's output as it comes; by default it goes to this stderr, or
@@ -201,7 +221,12 @@ async def spawn_node(
         log_colors=boot.log_terminal and os.isatty(2),
     )
     forward = forward or (write_to_stderr if boot.log_terminal else drop)
-    child = spawn_child(child_boot, environment or {}, forward)
+    child = spare
+    if child is None or not child.is_warm or child.exited.done():
+        if child is not None:
+            child.kill()
+        child = spawn_child(boot.name, environment or {}, forward)
+    child.boot(child_boot)
     try:
         async with asyncio.timeout(start_timeout_s):
             endpoint = await asyncio.shield(child.ready)
@@ -223,21 +248,23 @@ async def spawn_node(
 
 
 def spawn_child(
-    boot: ChildBoot, environment: Mapping[str, str], forward: Callable[[bytes], None]
+    node: str,
+    environment: Mapping[str, str],
+    forward: Callable[[bytes], None],
+    preload: tuple[str, ...] = (),
 ) -> ChildProcess:
-    """Starts a child without waiting for it. Its descriptors: boot data, a pipe whose other end is
-    held by this process for as long as it lives, and a pipe to say that it is ready."""
-    boot_fd = os.memfd_create("boot")
+    """Starts a child without waiting for it; it waits for `boot`. Its descriptors: boot data, a
+    pipe whose other end is held by this process for as long as it lives, and a pipe to say that it
+    is ready. `preload` are modules that it loads before it looks for its boot data: a spare."""
+    boot_fd, boot_write_fd = os.pipe()
     life_read_fd, life_write_fd = os.pipe()
     ready_read_fd, ready_write_fd = os.pipe()
     theirs = (boot_fd, life_read_fd, ready_write_fd)
     try:
-        os.write(boot_fd, msgspec.msgpack.encode(boot))
-        os.lseek(boot_fd, 0, os.SEEK_SET)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         popen = subprocess.Popen(
             # -P: the current directory may hold other things called `actors`.
-            [*PYTHON, "-m", CHILD_MODULE, boot.node.name, *map(str, theirs)],
+            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs), *preload],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -247,13 +274,15 @@ def spawn_child(
             bufsize=0,
         )
     except BaseException:
-        os.close(life_write_fd)
-        os.close(ready_read_fd)
+        for fd in (boot_write_fd, life_write_fd, ready_read_fd):
+            os.close(fd)
         raise
     finally:
         for fd in theirs:
             os.close(fd)
-    return ChildProcess(boot.node.name, popen, life_write_fd, ready_read_fd, forward)
+    child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward)
+    child.boot_fd = boot_write_fd
+    return child
 
 
 def import_path() -> tuple[str, ...]:

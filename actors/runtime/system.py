@@ -74,10 +74,12 @@ class System:
         log_files_max: int = 4,
         check: bool = False,
         fabric: Fabric | None = None,
+        spares: bool = False,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.log = (log or structlog.get_logger()).bind(node=MAIN)
-        self.fabric = fabric or fabric_for(nodes, run_dir, heartbeat_s, hang_s, self.log)
+        preloads = preloads_of(tree, nodes) if spares else None
+        self.fabric = fabric or fabric_for(nodes, run_dir, heartbeat_s, hang_s, self.log, preloads)
         boot = NodeBoot(
             MAIN,
             1,
@@ -397,6 +399,23 @@ class System:
     def _greet(self, name: str) -> None:
         known = (self.node.entry(path).known for path in self.leaves)
         self.node.peers.control(name, Entries(tuple(k for k in known if k is not None)))
+
+
+def preloads_of(tree: spec.Supervisor, nodes: tuple[spec.Node, ...]) -> dict[str, tuple[str, ...]]:
+    """For each process, the modules of the actors that live there."""
+    found: dict[str, dict[str, None]] = {
+        node.name: {} for node in nodes if node.kind is spec.NodeKind.PROCESS
+    }
+
+    def walk(branch: spec.Supervisor) -> None:
+        for child in branch.children:
+            if isinstance(child, spec.Supervisor):
+                walk(child)
+            elif child.node in found:
+                found[child.node][child.factory.partition(":")[0]] = None
+
+    walk(tree)
+    return {name: tuple(modules) for name, modules in found.items()}
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

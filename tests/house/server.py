@@ -43,7 +43,7 @@ class Server:
         log_dir.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "app", "serve", "--model", str(model)]
         command += ["--port", str(self.port), "--log-dir", str(log_dir), "--dtype", "float32"]
-        command += ["--threads", "1", "--kv-tokens", "4096", *words]
+        command += ["--threads", "1", "--kv-tokens", "4096", "--no-spares", *words]
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True

@@ -15,7 +15,14 @@ import pytest
 
 from actors.runtime import rundir
 from actors.runtime.launch import LaunchFailed
-from actors.runtime.process import ROOT, ChildProcess, reason_of_exit, spawn_node
+from actors.runtime.process import (
+    ROOT,
+    ChildProcess,
+    drop,
+    reason_of_exit,
+    spawn_child,
+    spawn_node,
+)
 from messages.system import Cause, NodeBoot, Reason
 from tests.runtime.nodes import DEADLINE_S, until
 
@@ -228,3 +235,41 @@ def test_no_child_outlives_a_killed_parent_and_the_next_run_cleans_up(tmp_path: 
     living.close()
     following.close()
     assert list(tmp_path.iterdir()) == []
+
+
+# Spares
+
+
+async def warm_spare(*modules: str) -> ChildProcess:
+    spare = spawn_child("n", {}, drop, modules or ("json", "no_such_module"))
+    await until(lambda: spare.is_warm)
+    return spare
+
+
+async def test_a_warm_spare_becomes_the_child() -> None:
+    spare = await warm_spare()
+    child, _ = await spawn("until_told", spare=spare)
+    assert child is spare
+    assert child.endpoint == "test://n/3"
+    child.terminate()
+    assert (await death_of(child)).exit_code == 0
+
+
+async def test_a_spare_that_is_dead_or_not_ready_is_done_without() -> None:
+    dead = await warm_spare()
+    dead.kill()
+    await death_of(dead)
+    cold = spawn_child("n", {}, drop, ("time",))
+    for spare in (dead, cold):
+        child, _ = await spawn("until_told", spare=spare)
+        assert child is not spare
+        child.terminate()
+        assert (await death_of(child)).exit_code == 0
+    await death_of(cold)
+
+
+async def test_a_spare_that_nobody_needs_ends_with_its_parent_or_when_killed() -> None:
+    spare = await warm_spare()
+    spare.kill()
+    assert (await death_of(spare)).signal == signal.SIGKILL
+    assert not is_alive(spare.pid)
