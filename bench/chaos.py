@@ -6,9 +6,9 @@ undisturbed run, token by token.
 
 A fault comes by an event: after the k-th token of a drawn stream. Ways: `kill` (SIGKILL), `stop`
 (SIGSTOP, never continued), `spin` (a busy loop on the process's event loop), `deadlock` (the
-worker's forward waits for ever), `memory` (no more memory is to be had). Roles are processes: worker, engine
-(scheduler and cache), front (tokenizer, detokenizer, router). The gateway is with the root here, as
-in `Engine`: its death is its connections' death, and no stream's recovery.
+worker's forward waits for ever), `memory` (no more is to be had). Roles are processes: worker,
+engine (scheduler and cache), front (tokenizer, detokenizer, router). The gateway is with the root
+here, as in `Engine`: its death is its connections' death, and no stream's recovery.
 
 Figures: streams whole and equal, client-visible errors; how long until the root has seen it, and
 until the next token of a stream that was under way.

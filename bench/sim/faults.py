@@ -67,6 +67,7 @@ class Injector:
         self.site: tuple[str, int, bool] | None = None  # kind, how many to let pass, before it
         self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
         self.is_over = False
+        self.troubles: list[tuple[float, float]] = []  # when something was done, and its end
 
     async def run(self, until_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -93,7 +94,7 @@ class Injector:
         house, rng = self.house, self.rng
         alive = house.alive()
         name = rng.choice(alive) if alive else None
-        now_s = house.loop.time()
+        now_s = until_s = house.loop.time()
         match kind:
             case "kill":
                 if name is None or not house.kill(name):
@@ -113,7 +114,8 @@ class Injector:
                 )
                 if name is None or not house.stop(name):
                     return
-                house.loop.call_later(rng.uniform(low_s, high_s), house.go_on, name)
+                until_s += rng.uniform(low_s, high_s)
+                house.loop.call_at(until_s, house.go_on, name)
             case "crash an actor":
                 if not self.crash():
                     return
@@ -140,6 +142,7 @@ class Injector:
                 self.loop_of = (name, rng.randint(1, 3))
                 house.kill(name)
         self.fired[kind] += 1
+        self.troubles.append((now_s, until_s))
         self.tell(f"{kind} {name or ''}")
 
     def pair(self) -> tuple[str, str] | None:

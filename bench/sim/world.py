@@ -55,6 +55,7 @@ PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
 RECOVER_S = 30.0  # how long it lets a request wait for a lost part
+BACK_S = 30.0  # after the last death: back-off, launch and start of all that died with it
 STEPS_MAX = 40_000_000
 GATEWAY_ENDS = ("The gateway failed", "The server is shutting down")
 
@@ -375,6 +376,8 @@ class World:
         elif problem.code == "interrupted":
             waited_s = outcome.end_s - outcome.begin_s
             assert waited_s >= RECOVER_S, f"{where} given up after {waited_s:g} s"
+            calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
+            assert calm_s <= RECOVER_S + BACK_S, f"{where} given up {calm_s:g} s after all trouble"
         elif problem.code == "repeatedly_interrupted":
             assert len(deaths) >= LOSSES_MAX, f"{where} was blamed for {deaths}"
         elif problem.fault is Fault.OVERLOADED:
@@ -386,6 +389,12 @@ class World:
             assert is_full, f"{where}: {problem.message}"
         else:
             raise AssertionError(f"{where}: {problem}")
+
+    def trouble_before(self, at_s: float) -> float:
+        """When the last thing that went wrong before was over."""
+        ends = [until_s for when, until_s in self.injector.troubles if when <= at_s]
+        ends += [when for when, _, _ in self.deaths if when <= at_s]
+        return max(ends, default=0.0)
 
     def result(self, loop: SimLoop) -> Result:
         refused = Counter(

@@ -1,0 +1,319 @@
+"""This file plants bugs, one at a time, and counts how many seeds the simulation needs to see each.
+
+    python -m bench.mutants                 all of them
+    python -m bench.mutants -k attempt      those with the word in their name
+
+A mutant is an exact piece of source and what stands in its place, in a copy of the project. A piece
+that is not found is an error, so that the list cannot go stale unseen. Exit status 1 if some mutant
+lives through all its seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("actors", "messages", "kernels", "bench", "app.py")
+SEEDS = 200
+BATCH = 10  # seeds a process runs before it is asked again
+WORLD_S = 240.0
+
+
+class Mutant(NamedTuple):
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+class Found(NamedTuple):
+    mutant: Mutant
+    seed: int | None  # the first that failed, counted from 1; None: none did
+    what: str
+    elapsed_s: float
+
+
+RECORD = "actors/gateway/record.py"
+GATEWAY = "actors/gateway/actor.py"
+SCHEDULE = "actors/scheduler/schedule.py"
+LEDGER = "actors/cache/ledger.py"
+CACHE = "actors/cache/actor.py"
+RADIX = "actors/cache/radix.py"
+PAGES = "actors/cache/pages.py"
+OUTPUT = "actors/scheduler/output.py"
+LINK = "actors/runtime/link.py"
+
+MUTANTS = (
+    Mutant(
+        "gateway: results of any attempt are taken",
+        RECORD,
+        "if record is None or record.attempt != attempt or not attempt:",
+        "if record is None:",
+    ),
+    Mutant(
+        "gateway: a new attempt is told of one token twice",
+        RECORD,
+        "emitted=bytes(record.emitted)",
+        "emitted=bytes(record.emitted + record.emitted[-4:])",
+    ),
+    Mutant(
+        "gateway: attempts have no numbers",
+        RECORD,
+        "        record.attempt += 1\n",
+        "        record.attempt = 1\n",
+    ),
+    Mutant(
+        "gateway: interrupted requests are not sent again",
+        GATEWAY,
+        "        for record in self.ledger.ready(self.context.now_s()):\n"
+        "            self._send(record)",
+        "        self.ledger.ready(self.context.now_s())",
+    ),
+    Mutant(
+        "gateway: deaths of the scheduler are not heard of",
+        GATEWAY,
+        "        if path not in self.needed():\n            return\n        self.down.add(path)",
+        "        if path not in self.needed() or path == self.paths.scheduler:\n"
+        "            return\n        self.down.add(path)",
+    ),
+    Mutant(
+        "scheduler: an end frees no pages",
+        SCHEDULE,
+        "        self.output.to_cache.append(cache.Release("
+        "request.id, request.attempt, computed, granted))\n",
+        "",
+    ),
+    Mutant(
+        "scheduler: one step too many in flight",
+        SCHEDULE,
+        "while len(self.flights) < self.depth:",
+        "while len(self.flights) <= self.depth:",
+    ),
+    Mutant(
+        "scheduler: who waits behind another is not woken",
+        "actors/scheduler/admission.py",
+        "        for follower in self._behind.pop(request.id, ()):\n"
+        "            self.queue.push(follower)",
+        "        pass",
+    ),
+    Mutant(
+        "scheduler: pages that became free are not heard of",
+        SCHEDULE,
+        "        self.reserve.hint()\n        self.admission.freed()",
+        "        pass",
+    ),
+    Mutant(
+        "scheduler: a stop string is not heard of",
+        "actors/scheduler/actor.py",
+        "        self.schedule.stop_met(message)\n",
+        "",
+    ),
+    Mutant(
+        "scheduler: answers to the steps of an earlier life count",
+        "actors/scheduler/flights.py",
+        "return message.epoch == self.epoch",
+        "return True",
+    ),
+    Mutant(
+        "scheduler: every life has the same epoch",
+        "actors/scheduler/actor.py",
+        "epoch=self.context.address.incarnation",
+        "epoch=1",
+    ),
+    Mutant(
+        "scheduler: a resumed request counts from its first token again",
+        OUTPUT,
+        "        emitted = request.tokens[request.prompt_len :][: request.resumed_len].tobytes()",
+        "        emitted = b''",
+    ),
+    Mutant(
+        "cache: the last prompt token is taken from the cache too",
+        LEDGER,
+        "        page_max = (token_count - 1) // self.page_size\n        match",
+        "        page_max = token_count // self.page_size\n        match",
+    ),
+    Mutant(
+        "cache: a page is freed twice",
+        LEDGER,
+        "        self._pages.give(lease.pages[lease.committed :])",
+        "        self._pages.give(lease.pages[max(0, lease.committed - 1) :])",
+    ),
+    Mutant(
+        "cache: what is matched is not locked",
+        LEDGER,
+        "        node = self._tree.lock(namespace, match)\n",
+        "        node = self._tree.lock(namespace, match)\n"
+        "        self._tree.unlock(node)\n        node.lock_count += node.parent is None\n",
+    ),
+    Mutant(
+        "cache: prefixes are shared over namespaces",
+        LEDGER,
+        "        match = self._tree.find(namespace, tokens, page_max)",
+        "        namespace = ''\n        match = self._tree.find(namespace, tokens, page_max)",
+    ),
+    Mutant(
+        "cache: what a dead scheduler held stays leased",
+        CACHE,
+        "        self.ledger.forget_leases()\n",
+        "",
+    ),
+    Mutant(
+        "cache: a dead scheduler's late messages count",
+        CACHE,
+        "        if sender.incarnation < self.incarnation_min:\n            return False\n",
+        "",
+    ),
+    Mutant(
+        "cache: reserved pages are not taken back",
+        LEDGER,
+        "            self._reserved.remove(page)\n            self._pages.give((page,))",
+        "            self._reserved.remove(page)",
+    ),
+    Mutant(
+        "detokenizer: an older attempt goes on",
+        "actors/detokenizer/actor.py",
+        "        if known is not None and known.attempt > opened.attempt:",
+        "        if known is not None:",
+    ),
+    Mutant(
+        "detokenizer: tokens sent before are not replayed",
+        "actors/detokenizer/output.py",
+        "        self.push(unpack(opened.emitted))",
+        "        self.token_count = len(opened.emitted) // 4",
+    ),
+    Mutant(
+        "detokenizer: stop strings do not count in a resumed text",
+        "actors/detokenizer/output.py",
+        "            if rules.strings\n",
+        "            if rules.strings and not opened.emitted\n",
+    ),
+    Mutant(
+        "tokenizer: a cancel overtakes its request",
+        "actors/tokenizer/actor.py",
+        "            pending.is_cancelled = True\n            return",
+        "            pass",
+    ),
+    Mutant(
+        "node: a message for a dead life is given to its successor",
+        "actors/runtime/arrivals.py",
+        "is_there = life is not None and life.address == header.target and not life.is_dead",
+        "is_there = life is not None and not life.is_dead",
+    ),
+    Mutant(
+        "link: what came twice is delivered twice",
+        LINK,
+        "        if frame.seq <= self._received:\n"
+        "            self.counts.duplicate += 1\n            self._ack_due = True\n"
+        "            return up\n",
+        "",
+    ),
+    Mutant(
+        "link: a gap is not told",
+        LINK,
+        "                self._gap_due = True\n            return up",
+        "                self._gap_due = True\n                self._received = frame.seq - 1\n"
+        "            return up",
+    ),
+    Mutant(
+        "supervisor: siblings of a dead worker are left alone",
+        "actors/runtime/restart.py",
+        "                return self.order[first:]",
+        "                return self.order[first : first + 1]",
+    ),
+    Mutant(
+        "root: a node that hangs is left alone",
+        "actors/runtime/nodes.py",
+        "        if reason.cause is Cause.HUNG:\n            self.kill(name, reason)\n"
+        "            return\n",
+        "        if reason.cause is Cause.HUNG:\n            return\n",
+    ),
+)
+
+
+def plant(mutant: Mutant, folder: Path) -> None:
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            ignore = shutil.ignore_patterns("__pycache__", "*.pyc")
+            shutil.copytree(source, folder / part, ignore=ignore)
+        else:
+            shutil.copy(source, folder / part)
+    path = folder / mutant.path
+    text = path.read_text("utf-8")
+    assert text.count(mutant.old) >= 1, f"{mutant.name}: {mutant.path} has no such piece"
+    path.write_text(text.replace(mutant.old, mutant.new), "utf-8")
+
+
+def hunt(mutant: Mutant, seeds: int) -> Found:
+    begin_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as name:
+        folder = Path(name)
+        plant(mutant, folder)
+        for first in range(0, seeds, BATCH):
+            count = min(BATCH, seeds - first)
+            failed = try_seeds(folder, first, count)
+            if failed is not None:
+                return Found(mutant, failed[0] + 1, failed[1], time.monotonic() - begin_s)
+    return Found(mutant, None, "", time.monotonic() - begin_s)
+
+
+def try_seeds(folder: Path, first: int, count: int) -> tuple[int, str] | None:
+    """The first seed of these that fails, and how."""
+    command = [sys.executable, "-m", "app", "simulate", "--jobs", "1", "--seeds", str(count)]
+    command += ["--first-seed", str(first), "--hours", repr(count * WORLD_S / 3600)]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ran = subprocess.run(
+            [*command, "--stop"],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+    except subprocess.TimeoutExpired:
+        return first, "it does not come to an end"
+    if ran.returncode == 0:
+        return None
+    for line in ran.stdout.splitlines():
+        if line.startswith("seed ") and " FAILED: " in line:
+            seed, _, what = line.removeprefix("seed ").partition(" FAILED: ")
+            return int(seed), what
+    return first, (ran.stderr.strip().splitlines() or ["it ended"])[-1]
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.mutants",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-k", default="", metavar="WORD", help="only those with it in their name")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args(words)
+    chosen = [mutant for mutant in MUTANTS if arguments.k in mutant.name]
+    alive = 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for found in pool.map(lambda mutant: hunt(mutant, arguments.seeds), chosen):
+            alive += found.seed is None
+            seed = f"seed {found.seed:3}" if found.seed is not None else "ALIVE   "
+            print(
+                f"{seed}  {found.elapsed_s:5.0f} s  {found.mutant.name:58}  {found.what[:90]}",
+                flush=True,
+            )
+    print(f"{len(chosen) - alive} of {len(chosen)} found within {arguments.seeds} seeds")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
