@@ -47,7 +47,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     moderation: msgspec.Raw = NOT_GIVEN
     suffix: msgspec.Raw = NOT_GIVEN
     use_beam_search: msgspec.Raw = NOT_GIVEN
-    structural_tag: msgspec.Raw = NOT_GIVEN
     stop_regex: msgspec.Raw = NOT_GIVEN
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
@@ -71,6 +70,7 @@ class Constraints(Unsupported, kw_only=True, frozen=True):
     json_schema: msgspec.Raw = NOT_GIVEN
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: msgspec.Raw = NOT_GIVEN
     structured_outputs: msgspec.Raw = NOT_GIVEN
     guided_json: msgspec.Raw = NOT_GIVEN
     guided_regex: str | None = None
@@ -87,9 +87,30 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, frozen=True):
     strict: bool | None = None
 
 
+Marker = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class Structure(msgspec.Struct, kw_only=True, frozen=True):
+    """What is between `begin` and `end` keeps to the schema."""
+
+    begin: Marker
+    schema: Any
+    end: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+class StructuralTag(msgspec.Struct, kw_only=True, frozen=True):
+    """Text is free until one of the triggers; then it goes on as one of the structures that begin
+    so."""
+
+    structures: Annotated[list[Structure], msgspec.Meta(min_length=1, max_length=256)]
+    triggers: Annotated[list[Marker], msgspec.Meta(min_length=1, max_length=256)]
+
+
 class ResponseFormat(msgspec.Struct, kw_only=True, frozen=True):
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    structures: list[Structure] | None = None
+    triggers: list[Marker] | None = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
@@ -100,6 +121,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: Any = None
 
 
 class Generation(Constraints, kw_only=True, frozen=True):
@@ -166,7 +188,8 @@ class ToolCall(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Function(msgspec.Struct, kw_only=True, frozen=True):
-    """`strict` changes nothing: where a call is forced, its arguments keep to the schema."""
+    """`strict`: the arguments keep to the schema also where the model chooses to call. Where a
+    call is forced they always do."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=256, pattern=r"^[\w.:/-]+$")]
     description: str | None = None

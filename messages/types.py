@@ -61,8 +61,11 @@ class Sampling(Part, frozen=True):
 class Grammar(Part, frozen=True):
     """What the text of an answer must be. Checked by the tokenizer, compiled by the worker."""
 
-    kind: str  # json_schema | regex | ebnf | choice
-    text: str  # the schema as JSON, the expression, the grammar, or a JSON array of strings
+    kind: str  # json_schema | regex | ebnf | choice | structural_tag
+    # The schema as JSON, the expression, the grammar, a JSON array of strings; for tags a JSON
+    # array of {trigger, begin, schema, end}: text is free until a trigger, and goes on as one that
+    # begins with it.
+    text: str
     # Reasoning is free: with `begin` and `end` an answer that begins with `begin` is constrained
     # after the first `end`; with `end` alone every answer is constrained after it only.
     begin: str = ""

@@ -15,6 +15,7 @@ from messages.openai import (
     NOT_GIVEN,
     Constraints,
     ResponseFormat,
+    StructuralTag,
     StructuredOutputs,
 )
 from messages.types import Grammar
@@ -54,6 +55,8 @@ def read_field(name: str, value: Any) -> Grammar | None:
             return read_structured(decode_raw(value, StructuredOutputs, name))
         case "regex" | "guided_regex":
             return Grammar("regex", value, param=name)
+        case "structural_tag":
+            return tagged(decode_raw(value, object, name), name)
         case "ebnf" | "guided_grammar":
             return Grammar("ebnf", value, param=name)
         case "guided_choice":
@@ -66,6 +69,9 @@ def read_format(form: ResponseFormat) -> Grammar | None:
         return None
     if form.type == "json_object":
         return schema(ANY_OBJECT, "response_format")
+    if form.type == "structural_tag":
+        parts = {"structures": form.structures, "triggers": form.triggers}
+        return tagged(msgspec.to_builtins(parts), "response_format")
     if form.json_schema is None:
         raise invalid(
             "A response format of type `json_schema` needs its `json_schema`.",
@@ -91,6 +97,8 @@ def read_structured(form: StructuredOutputs) -> Grammar | None:
             return Grammar("regex", value, param=where)
         case "choice":
             return choice(value, where)
+        case "structural_tag":
+            return tagged(value, where)
     return Grammar("ebnf", value, param=where)
 
 
@@ -108,6 +116,38 @@ def schema(value: Any, param: str) -> Grammar:
     except RecursionError:
         raise invalid(f"`{param}` is nested too deeply.", param) from None
     return Grammar("json_schema", text, param=param)
+
+
+def tagged(value: Any, param: str) -> Grammar:
+    """A structural tag, or the text of one."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise invalid(f"`{param}` is not JSON.", param) from None
+    try:
+        form = msgspec.convert(value, StructuralTag)
+    except msgspec.ValidationError as error:
+        decode_raw_refuse(str(error), param)
+    for structure in form.structures:
+        if not any(structure.begin.startswith(trigger) for trigger in form.triggers):
+            raise invalid(f"A structure of `{param}` begins with none of the triggers.", param)
+        if not isinstance(structure.schema, dict | bool):
+            raise invalid(f"`{param}` needs schemas that are objects.", param)
+    return tags([(s.begin, s.schema, s.end) for s in form.structures], form.triggers, param)
+
+
+def tags(structures: list[tuple[str, Any, str]], triggers: list[str], param: str) -> Grammar:
+    """Free text with structures (begin, schema, end) in it."""
+    rows = [
+        {"trigger": next(t for t in triggers if begin.startswith(t)), "begin": begin}
+        | {"schema": value, "end": end}
+        for begin, value, end in structures
+    ]
+    try:
+        return Grammar("structural_tag", msgspec.json.encode(rows).decode(), param=param)
+    except RecursionError:
+        raise invalid(f"`{param}` is nested too deeply.", param) from None
 
 
 def choice(options: list[str], param: str) -> Grammar:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.gateway.constraint import decode_raw, schema
+from actors.gateway.constraint import decode_raw, schema, tags
 from actors.gateway.errors import invalid
 from actors.gateway.reasoning.base import REASONING_PARSERS
 from actors.gateway.tools.base import TOOL_PARSERS
@@ -84,6 +84,8 @@ def read_shape(
             parser = ""  # the answer is what the constraint says: no call fits it
         if parser == "none":
             parser = ""
+        if grammar is None and parser in TAGGED and any(tool.function.strict for tool in tools):
+            grammar = strict_calls(tools)
         shape = shape._replace(
             tool_parser=parser, names=names, single=single, is_forced=grammar is not constraint
         )
@@ -153,6 +155,21 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     check_depth(given)
     return given if "type" in given or "$ref" in given else {**given, "type": "object"}
+
+
+# Formats whose calls stand between texts, JSON objects of name and arguments.
+TAGGED = frozenset({"hermes", "qwen", "qwen25"})
+
+
+def strict_calls(tools: list[Tool]) -> Grammar:
+    """The model may call, and if it does, as the strict tools' schemas say."""
+    begin, end = "<tool_call>", "}\n</tool_call>"
+    structures = []
+    for tool in tools:
+        head = f'{begin}\n{{"name": {msgspec.json.encode(tool.function.name).decode()}, '
+        schema = parameters_of(tool) if tool.function.strict else {"type": "object"}
+        structures.append((f'{head}"arguments": ', schema, end))
+    return tags(structures, [begin], "tools")
 
 
 def calls_schema(tools: list[Tool], single: bool) -> dict[str, Any]:

@@ -50,6 +50,10 @@ def check_grammar(grammar: Grammar) -> None:
             raise refuse(f"There may be at most {CHOICES_MAX} choices.", param)
         return
     check_size(value, param)
+    if grammar.kind == "structural_tag":
+        for row in value:
+            check_schema(row["schema"], param)
+        return
     check_schema(value, param)
 
 

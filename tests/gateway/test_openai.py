@@ -342,7 +342,6 @@ def test_calls_of_the_history_go_to_the_template_whatever_their_arguments() -> N
     [
         ("functions", [{"name": "f"}]),
         ("response_format", "text"),
-        ("structural_tag", {}),
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("suffix", "x"),

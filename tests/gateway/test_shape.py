@@ -218,7 +218,6 @@ def test_tools_that_must_be_called_are_forced_by_a_grammar() -> None:
     assert names == ["add", "now"] and schema["$defs"]["t0"] == ADD
     single = chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     assert json.loads(grammar_of(single).text)["maxItems"] == 1
-    assert chat(tools=TOOLS).call.grammar is None
     nested = {"$defs": {"x": {"$ref": "#"}}, "properties": {"y": {"$ref": "#/$defs/x"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": nested}}
     moved = json.loads(grammar_of(chat(tools=[tool], tool_choice="required")).text)["$defs"]["t0"]
@@ -279,6 +278,44 @@ def test_every_dialects_constraint_is_read(fields: dict[str, Any], kind: str, te
         grammar = grammar_of(ask)
         assert (grammar.kind, json.loads(grammar.text)) == (kind, text)
         assert grammar.param == next(iter(fields)) and not grammar.end
+
+
+TAG = {
+    "structures": [{"begin": "<f=add>", "schema": OBJ, "end": "</f>"}],
+    "triggers": ["<g", "<f="],
+}
+ROW = {"trigger": "<f=", "begin": "<f=add>", "schema": OBJ, "end": "</f>"}
+
+
+def test_structural_tags_are_read_in_each_form() -> None:
+    for fields in (
+        {"response_format": {"type": "structural_tag", **TAG}},
+        {"structural_tag": TAG},
+        {"structural_tag": json.dumps(TAG)},
+        {"structured_outputs": {"structural_tag": TAG}},
+    ):
+        grammar = grammar_of(completion(**fields))
+        assert (grammar.kind, json.loads(grammar.text)) == ("structural_tag", [ROW])
+    for wrong in (
+        {"triggers": ["<x"]},
+        {"triggers": []},
+        {"structures": []},
+        {"structures": [{"begin": "<f=", "schema": 5}]},
+        {"structures": [{"schema": OBJ}]},
+    ):
+        found = param_of(completion, response_format={"type": "structural_tag", **TAG, **wrong})
+        assert found and found.startswith("response_format")
+
+
+def test_strict_tools_keep_to_their_schema_where_the_model_chooses_to_call() -> None:
+    grammar = grammar_of(chat(tools=TOOLS))
+    assert (grammar.kind, grammar.param, grammar.end) == ("structural_tag", "tools", "</think>")
+    add, now = json.loads(grammar.text)
+    assert add["begin"] == '<tool_call>\n{"name": "add", "arguments": ' and add["schema"] == ADD
+    assert now["schema"] == {"type": "object"} and now["trigger"] == "<tool_call>"
+    loose = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": False}}]
+    assert chat(tools=loose).call.grammar is None
+    assert chat(Parsers("mistral"), tools=TOOLS).call.grammar is None
 
 
 def test_expressions_and_grammars_are_read_as_they_are() -> None:

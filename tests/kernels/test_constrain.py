@@ -116,6 +116,38 @@ def test_expressions_choices_and_grammars(constrainer: Constrainer) -> None:
         assert re.fullmatch("x[a-z]{1,4}", text_of(constrainer, lark, seed))
 
 
+TAGS = [
+    {
+        "trigger": "<f=",
+        "begin": "<f=a>",
+        "schema": {"type": "integer", "minimum": 5, "maximum": 7},
+        "end": "</f>",
+    },
+    {"trigger": "<f=", "begin": "<f=b>", "schema": {"type": "boolean"}, "end": "</f>"},
+    {"trigger": "[", "begin": "[", "schema": True, "end": ""},
+]
+
+
+def test_text_is_free_until_a_trigger_and_behind_its_end(constrainer: Constrainer) -> None:
+    constrainer.clear()
+    constrainer.open(0, Constraint("structural_tag", json.dumps(TAGS)), [])
+
+    def says(text: str) -> bool:
+        for byte in text.encode():
+            token = PIECES.index(bytes([byte]))
+            if token not in (allowed_of(constrainer, 0) or ()):
+                return False
+            constrainer.take(ints([0]), ints([token]))
+        return True
+
+    assert EOS in (allowed_of(constrainer, 0) or ())
+    assert says('Well: {"a"} <f and <f=a>6</f>, <f=b>true</f>; [null <f')
+    assert EOS in (allowed_of(constrainer, 0) or ())
+    assert says("=") and not says("c") and says("a>") and not says("8")
+    assert EOS not in (allowed_of(constrainer, 0) or ())
+    assert says("5</f> é")
+
+
 def test_an_ended_row_is_free(constrainer: Constrainer) -> None:
     constrainer.clear()
     constrainer.open(0, Constraint("choice", '["left"]'), [])
@@ -246,6 +278,8 @@ BAD = [
     Constraint("ebnf", 'root ::= "a'),
     Constraint("ebnf", "start: missing"),
     Constraint("ebnf", ""),
+    Constraint("structural_tag", json.dumps([{**TAGS[0], "schema": {"type": "objekt"}}])),
+    Constraint("structural_tag", json.dumps([{**TAGS[0], "schema": False}])),
     Constraint("nonsense", ""),
 ]
 

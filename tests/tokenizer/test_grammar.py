@@ -93,3 +93,10 @@ def test_expressions_are_bounded_and_not_empty() -> None:
     for kind, value in (("regex", ""), ("ebnf", "x" * 20_000), ("choice", ["a"] * 5000)):
         with pytest.raises(Refused):
             check(value, kind)
+
+
+def test_the_schemas_of_tags_are_looked_at() -> None:
+    row = {"trigger": "<f", "begin": "<f>", "schema": {"type": "integer"}, "end": ""}
+    check([row], "structural_tag")
+    with pytest.raises(Refused):
+        check([row, {**row, "schema": {"type": "objekt"}}], "structural_tag")
