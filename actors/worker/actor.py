@@ -4,12 +4,8 @@ It does not know requests, pages' owners or policies: it executes the steps that
 order, in one thread of its own, so that its loop answers while a forward runs. Where the device
 computes by itself, a second thread waits for it, so that the next step is launched meanwhile. It
 holds no queue of its own beyond the credits that it grants (`Facts.credits`). A forward that makes
-<<<<<<< ours
 no progress (`watch.py`) is the end of this life, and of its process: a stuck thread can't be ended
 otherwise.
-=======
-no progress (`watch.py`) is the end of this life and of its process: a stuck thread can't be ended.
->>>>>>> theirs
 
 Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
 empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
