@@ -312,6 +312,28 @@ async def test_a_wrong_input_fails_the_batch(tmp_path: Path) -> None:
             await place.until(client.files.create(file=("a", b"x"), purpose="assistants"))
 
 
+async def test_a_file_may_expire_and_is_read_as_it_was_sent(tmp_path: Path) -> None:
+    async with place_of(tmp_path) as (place, client):
+        content = bytes(range(256)) * 4000  # in several pieces
+        file = await place.until(
+            client.files.create(
+                file=("a.bin", content),
+                purpose="batch",
+                expires_after={"anchor": "created_at", "seconds": 3600},
+            )
+        )
+        assert file.expires_at == file.created_at + 3600 and file.bytes == len(content)
+        assert (await place.until(client.files.content(file.id))).content == content
+        with pytest.raises(openai.BadRequestError):
+            await place.until(
+                client.files.create(
+                    file=("a", b"x"),
+                    purpose="batch",
+                    expires_after={"anchor": "created_at", "seconds": 1},
+                )
+            )
+
+
 async def test_batches_go_behind_what_clients_wait_for(tmp_path: Path) -> None:
     async with place_of(tmp_path) as (place, client):
         place.street.back.mute = True

@@ -26,7 +26,14 @@ from actors.gateway.shape import Shape
 from actors.runtime.context import Reply
 from messages.config import GatewayConfig, Paths
 from messages.gateway import Delta, Recall, Recalled
-from messages.responses import InputItem, OutputCall, OutputMessage, OutputReasoning, ResponsesReply
+from messages.responses import (
+    InputItem,
+    OutputCall,
+    OutputMessage,
+    OutputReasoning,
+    ResponsesBody,
+    ResponsesReply,
+)
 from messages.types import Fault, FinishReason, Problem, Usage
 from tests.gateway.street import Answered, Client, Street
 from tests.gateway.test_site import listening
@@ -130,6 +137,38 @@ def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], para
     assert refused.value.problem.param == param
     assert refused.value.problem.fault in (Fault.INVALID, Fault.NOT_FOUND)
     assert "messages" not in refused.value.problem.message or "chat" in param
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "user", "function"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "role", "content", "text", "name", "call_id", "id"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from([field for field in ResponsesBody.__struct_fields__ if field != "model"]),
+        JSON,
+        max_size=4,
+    )
+)
+def test_any_body_is_an_ask_or_a_refusal_in_words_of_this_dialect(fields: dict[str, Any]) -> None:
+    try:
+        ask_of(**fields)
+    except Refused as refused:
+        problem = refused.problem
+        assert problem.fault in (Fault.INVALID, Fault.NOT_FOUND) and problem.message
+        first = (problem.param or "input").split(".")[0].split("[")[0]
+        assert first in ResponsesBody.__struct_fields__, problem
 
 
 def test_tools_and_formats_are_those_of_the_chat() -> None:
