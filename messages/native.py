@@ -28,6 +28,7 @@ from messages.openai import (
 )
 
 Heat = Annotated[float, msgspec.Meta(ge=0.0, le=1e4)]
+StartLen = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 Rid = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
@@ -91,7 +92,7 @@ class GenerateBody(Lacking, kw_only=True, frozen=True):
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: Rid | list[Rid] | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: Int32 | list[Int32] | None = None  # -1: of the output only
+    logprob_start_len: StartLen | list[StartLen] | None = None  # -1: of the output only
     top_logprobs_num: TopLogprobs | list[TopLogprobs] | None = None
     return_text_in_logprobs: bool | None = None
     return_prompt_token_ids: bool | None = None
@@ -99,10 +100,9 @@ class GenerateBody(Lacking, kw_only=True, frozen=True):
     priority: Int32 | None = None
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
-    # Taken, and not used.
-    log_metrics: msgspec.Raw = NOT_GIVEN
-    no_logs: msgspec.Raw = NOT_GIVEN
-    background: msgspec.Raw = NOT_GIVEN
+    log_metrics: msgspec.Raw = NOT_GIVEN  # taken, and not used
+    no_logs: msgspec.Raw = NOT_GIVEN  # taken, and not used
+    background: msgspec.Raw = NOT_GIVEN  # taken, and not used
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, frozen=True):
@@ -148,7 +148,8 @@ class Finish(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     message: str | None = None  # of `abort`
 
 
-Spelled = tuple[float, int, str | None]  # logprob, id, text
+# logprob, id, text; the first token of a prompt has no probability
+Spelled = tuple[float | None, int, str | None]
 
 
 class MetaInfo(msgspec.Struct, kw_only=True, frozen=True):
@@ -158,8 +159,9 @@ class MetaInfo(msgspec.Struct, kw_only=True, frozen=True):
     completion_tokens: int
     cached_tokens: int
     e2e_latency: float | msgspec.UnsetType = msgspec.UNSET  # seconds; with the last
-    input_token_logprobs: list[Spelled] | msgspec.UnsetType = msgspec.UNSET  # always empty
+    input_token_logprobs: list[Spelled] | msgspec.UnsetType = msgspec.UNSET
     output_token_logprobs: list[Spelled] | msgspec.UnsetType = msgspec.UNSET
+    input_top_logprobs: list[list[Spelled]] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[Spelled]] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 

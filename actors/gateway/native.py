@@ -17,7 +17,7 @@ from actors.gateway.call import Call, Variant
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
 from actors.gateway.native_replies import Asked, GenerateStream, GenerateWriter
-from actors.gateway.openai import Limits, ask_completion, decode
+from actors.gateway.openai import Ask, Limits, ask_completion, decode
 from messages.native import GenerateBody, Lacking, SamplingParams
 from messages.openai import CompletionBody
 
@@ -39,6 +39,7 @@ class Item(NamedTuple):
     prompt: str | list[int]
     params: SamplingParams
     logprobs: int | None
+    start_len: int | None  # from which token on the prompt's are wanted too
 
 
 def read_generate(
@@ -54,9 +55,9 @@ def read_generate(
     counts = {call.choice_count for call in calls}
     if len(counts) > 1:
         raise invalid("`n` must be the same for all of a batch.", "sampling_params.n")
-    only = {call.prompt_only for call in calls}
+    only = {(ask.call.prompt_only, ask.drops_output) for ask in asks}
     if len(only) > 1:
-        message = "`max_new_tokens` of 0 must be that of all of a batch."
+        message = "`max_new_tokens` of 0 must be that of all of a batch, with like log probs."
         raise invalid(message, "sampling_params.max_new_tokens")
     call = Call(
         prompts=tuple(call.prompts[0] for call in calls),
@@ -73,6 +74,8 @@ def read_generate(
         is_list=is_batch or call.choice_count > 1,
         rids=read_rids(given, len(prompts)),
         logprobs=tuple(item.logprobs for item in items),
+        start_lens=tuple(item.start_len for item in items),
+        drops_output=asks[0].drops_output,
         with_text=bool(given.return_text_in_logprobs),
         with_prompt=bool(given.return_prompt_token_ids),
     )
@@ -114,14 +117,10 @@ def read_items(given: GenerateBody, prompts: Sequence[str | list[int]]) -> list[
     tops = spread(given.top_logprobs_num, count, "top_logprobs_num")
     items = []
     for index, prompt in enumerate(prompts):
-        if wanted[index] and starts[index] not in (None, -1):
-            raise invalid(
-                "`logprob_start_len` must be -1: the log probabilities of a prompt are not "
-                "computed.",
-                "logprob_start_len",
-            )
         logprobs = (tops[index] or 0) if wanted[index] else None
-        items.append(Item(prompt, params[index] or SamplingParams(), logprobs))
+        start = starts[index]
+        start_len = None if logprobs is None or start is None or start < 0 else start
+        items.append(Item(prompt, params[index] or SamplingParams(), logprobs, start_len))
     return items
 
 
@@ -145,11 +144,7 @@ def read_rids(given: GenerateBody, count: int) -> tuple[str, ...]:
     return tuple(given.rid)
 
 
-class AskedItem(NamedTuple):
-    call: Call
-
-
-def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[], int]) -> AskedItem:
+def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[], int]) -> Ask:
     """One prompt as a completion of its own."""
     params = item.params
     for name in ("structural_tag", "stop_regex", "custom_params"):
@@ -181,10 +176,11 @@ def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[],
         regex=params.regex,
         ebnf=params.ebnf,
         logprobs=item.logprobs,
+        prompt_logprobs=None if item.start_len is None else item.logprobs,
         cache_salt="\x00".join(salts) or None,
     )
     try:
-        return AskedItem(ask_completion(completion, limits, draw).call)
+        return ask_completion(completion, limits, draw)
     except Refused as refused:
         raise respelled(refused, given) from None
 

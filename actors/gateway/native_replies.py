@@ -18,7 +18,7 @@ from actors.gateway.dialect import Head
 from actors.gateway.errors import body as error_body
 from actors.gateway.logprobs import finite
 from actors.gateway.sse import DONE, encode, frame
-from messages.gateway import Delta
+from messages.gateway import Delta, TokenLogprob
 from messages.native import Finish, Generated, MetaInfo, Spelled
 from messages.types import FinishReason, Problem, Usage, unpack
 
@@ -31,6 +31,8 @@ class Asked(NamedTuple):
     is_list: bool  # the answer is one
     rids: tuple[str, ...]  # by prompt; empty: ours
     logprobs: tuple[int | None, ...]  # by prompt; None: none
+    start_lens: tuple[int | None, ...]  # by prompt: from which of its tokens on; None: none
+    drops_output: bool  # the one token that had to be made for the prompt's log probabilities
     with_text: bool  # of the tokens among the log probabilities
     with_prompt: bool  # the ids of the prompt are part of the answer
 
@@ -81,9 +83,49 @@ class Answers:
         self.head = head
         self.checked = checked
         self.answers = [Answer() for _ in range(ask.call.request_count)]
+        self.prompts: dict[int, dict[int, TokenLogprob]] = {}  # by prompt, then by position
 
-    def take(self, row: Row) -> None:
-        self.answers[row.choice].take(row.delta, with_text=self.ask.with_text)
+    def take(self, row: Row) -> bool:
+        """False: nothing of the answer has changed."""
+        delta = row.delta
+        if delta.prompt_logprobs:
+            told = self.prompts.setdefault(row.choice // self.ask.call.choice_count, {})
+            told.update(enumerate(delta.prompt_logprobs, delta.prompt_index))
+            return False
+        if self.ask.drops_output:
+            if delta.finish is None:
+                return False
+            is_aborted = delta.finish is FinishReason.ABORT
+            usage = None
+            if delta.usage is not None:
+                usage = msgspec.structs.replace(delta.usage, completion_tokens=0)
+            delta = msgspec.structs.replace(
+                delta,
+                text="",
+                token_ids=b"",
+                logprobs=(),
+                usage=usage,
+                finish=delta.finish if is_aborted else FinishReason.LENGTH,
+            )
+        self.answers[row.choice].take(delta, with_text=self.ask.with_text)
+        return True
+
+    def input_of(self, prompt: int) -> tuple[list[Spelled], list[list[Spelled]]]:
+        """Of the prompt's tokens that are wanted: their own, and the alternatives."""
+        start_len = self.ask.start_lens[prompt]
+        if start_len is None:
+            return [], []
+        own: list[Spelled] = []
+        top: list[list[Spelled]] = []
+        with_text = self.ask.with_text
+        for position, row in sorted(self.prompts.get(prompt, {}).items()):
+            if position < start_len:
+                continue
+            told = spelled(row.logprob, row.token_id, row.token, with_text)
+            own.append(told if position else (None, *told[1:]))
+            best = row.best if position else ()
+            top.append([spelled(lp, i, token, with_text) for token, i, lp in best])
+        return own, top
 
     def check_only(self, checked: Sequence[Checked]) -> None:
         """Nothing was generated."""
@@ -108,6 +150,7 @@ class Answers:
         prompt = index // self.ask.call.choice_count
         unset = msgspec.UNSET
         wants = self.ask.logprobs[prompt]
+        own, top = self.input_of(prompt)
         # A stream may bring a first token before its own count of it.
         completion_tokens = answer.usage.completion_tokens
         if answer.finish is None:
@@ -119,7 +162,8 @@ class Answers:
             completion_tokens=completion_tokens,
             cached_tokens=answer.usage.cached_tokens,
             e2e_latency=unset if answer.finish is None else self.head.now_s() - self.head.begun_s,
-            input_token_logprobs=unset if wants is None else [],
+            input_token_logprobs=unset if wants is None else own,
+            input_top_logprobs=top if wants else unset,
             output_token_logprobs=unset if wants is None else answer.logprobs,
             output_top_logprobs=answer.top if wants else unset,
             prompt_token_ids=list(unpack(self.checked[prompt].ids))
@@ -154,8 +198,8 @@ class GenerateStream(Answers):
     def write(self, rows: Iterable[Row]) -> bytes:
         touched: dict[int, None] = {}
         for row in rows:
-            self.take(row)
-            touched[row.choice] = None
+            if self.take(row):
+                touched[row.choice] = None
         return b"".join(frame(encode(self.value_of(index))) for index in touched)
 
     def end(self, checked: Sequence[Checked]) -> bytes:

@@ -20,7 +20,7 @@ from messages.config import GatewayConfig
 from messages.gateway import Delta, TokenLogprob
 from messages.types import Fault, FinishReason, Problem, Usage, pack, unpack
 from tests.gateway.street import CONTEXT, Street, V
-from tests.gateway.test_anthropic import JSON
+from tests.gateway.test_anthropic import JSON, name_of
 
 LIMITS = Limits(GatewayConfig(prompts_max=4), "M", V, context_len=64)
 HEAD = Head("id", 100, "M", 100.0, lambda: 102.5)
@@ -113,7 +113,7 @@ HONOURED: list[tuple[dict[str, Any], Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "look", "value"), HONOURED, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("fields", "look", "value"), HONOURED, ids=name_of)
 def test_a_field_is_honoured(fields: dict[str, Any], look: Any, value: Any) -> None:
     assert look(read(**fields)) == value
 
@@ -189,9 +189,10 @@ LACKING = (
         ({"text": None, "input_ids": [-1]}, "input_ids"),
         ({"text": ["a", "b"], "rid": ["r"]}, "rid"),
         ({"top_logprobs_num": 21}, "top_logprobs_num"),
+        ({"logprob_start_len": -2}, "logprob_start_len"),
         ({"stream": "yes"}, "stream"),
     ],
-    ids=lambda value: str(value)[:60],
+    ids=name_of,
 )
 def test_a_field_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
     problem = refused(**fields)
@@ -199,11 +200,14 @@ def test_a_field_is_refused_by_its_name(fields: dict[str, Any], param: str) -> N
     assert "max_tokens" not in problem.message.replace("`min_tokens`", "")
 
 
-@pytest.mark.parametrize("start", [0, 5, -2])
-def test_log_probabilities_of_the_prompt_are_refused_by_name(start: int) -> None:
-    problem = refused(return_logprob=True, logprob_start_len=start)
-    assert problem.param == "logprob_start_len"
-    assert read(return_logprob=True, logprob_start_len=-1).logprobs == (0,)
+@pytest.mark.parametrize(("start", "wanted"), [(0, 2), (5, 2), (-1, None), (None, None)])
+def test_log_probabilities_of_the_prompt_are_asked_for(
+    start: int | None, wanted: int | None
+) -> None:
+    ask = read(return_logprob=True, logprob_start_len=start, top_logprobs_num=2)
+    assert ask.call.variant(0).sampling.prompt_logprobs == wanted
+    assert ask.start_lens == (None if wanted is None else start,)
+    assert read(logprob_start_len=start).call.variant(0).sampling.prompt_logprobs is None
 
 
 FIELDS = ["text", "input_ids", "sampling_params", "rid", "return_logprob", "top_logprobs_num"]
@@ -282,6 +286,41 @@ def test_a_batch_has_an_index_in_its_stream_and_its_order_in_the_list() -> None:
     assert whole[0]["meta_info"]["finish_reason"]["type"] == "abort"
     assert [answer["meta_info"]["id"] for answer in whole] == ["id_0", "id_1"]
     assert "output_token_logprobs" not in whole[0]["meta_info"]
+
+
+def prompt_row(ids: list[int], begin: int) -> Row:
+    told = tuple(TokenLogprob(b"p", i, -float(i), ((b"q", 9, -0.1),)) for i in ids)
+    return Row(0, Delta("c.0", 1, 0, 0, prompt_logprobs=told, prompt_index=begin))
+
+
+def test_log_probabilities_of_the_prompt_begin_where_they_are_wanted() -> None:
+    rows = [
+        prompt_row([1, 2, 3], 0),
+        prompt_row([3, 4], 2),  # some come again after a loss
+        row(0, "a", 0),
+        row(0, "b", 1, FinishReason.STOP),
+    ]
+    for start, own in ((0, [[None, 1, None], [-2.0, 2, None]]), (2, [])):
+        fields = {"return_logprob": True, "logprob_start_len": start, "top_logprobs_num": 1}
+        events, whole = both(read(**fields), rows)
+        meta = whole["meta_info"]
+        assert meta["input_token_logprobs"] == [*own, [-3.0, 3, None], [-4.0, 4, None]]
+        assert meta["input_top_logprobs"][-1] == [[-0.1, 9, None]]
+        assert len(meta["input_top_logprobs"]) == len(meta["input_token_logprobs"])
+        assert [event["text"] for event in events] == ["a", "ab"]
+        assert events[-1] == whole
+
+
+def test_with_no_new_tokens_only_the_prompt_is_told_of() -> None:
+    ask = read(return_logprob=True, logprob_start_len=0, sampling_params={"max_new_tokens": 0})
+    assert ask.drops_output and not ask.call.prompt_only
+    events, whole = both(ask, [prompt_row([1, 2], 0), row(0, "a", 0, FinishReason.LENGTH)])
+    assert (whole["text"], whole["output_ids"]) == ("", [])
+    assert whole["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
+    assert whole["meta_info"]["completion_tokens"] == 0
+    assert whole["meta_info"]["output_token_logprobs"] == []
+    assert len(whole["meta_info"]["input_token_logprobs"]) == 2
+    assert events == [whole]
 
 
 # The routes

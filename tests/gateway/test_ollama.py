@@ -20,7 +20,7 @@ from messages.config import GatewayConfig
 from messages.gateway import TokenLogprob
 from messages.types import Fault, FinishReason, Problem
 from tests.gateway.street import Street
-from tests.gateway.test_anthropic import ANSWERS, JSON, rows, turns
+from tests.gateway.test_anthropic import ANSWERS, JSON, name_of, rows, turns
 
 LIMITS = Limits(GatewayConfig(), "M", 100, Parsers("hermes", "think"), context_len=64)
 PLAIN = LIMITS._replace(parsers=Parsers())
@@ -86,7 +86,7 @@ HONOURED: list[tuple[dict[str, Any], Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "look", "value"), HONOURED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("fields", "look", "value"), HONOURED, ids=name_of)
 def test_a_field_is_honoured(fields: dict[str, Any], look: Any, value: Any) -> None:
     assert look(chat(**fields)) == value
     assert look(generate(**fields)) == value

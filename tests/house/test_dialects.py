@@ -274,6 +274,21 @@ def test_the_native_route_says_what_the_completion_says(server: Server) -> None:
     assert last[0]["text"] == first["text"] and last[1]["output_ids"] == second["output_ids"]
 
 
+def test_the_native_route_tells_of_the_prompt(server: Server) -> None:
+    body = {
+        "text": "The house has rooms",
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": 1,
+    }
+    ids = post(server, "/tokenize", {"prompt": body["text"]}).json()["tokens"]
+    found = post(server, "/generate", body).json()
+    told = found["meta_info"]["input_token_logprobs"]
+    assert [token for _, token, _ in told] == ids[1:]
+    assert all(logprob < 0 for logprob, _, _ in told)
+    assert found["output_ids"] == []
+
+
 def test_tokens_go_there_and_back(server: Server) -> None:
     text = "The house has many rooms éà 🙂"
     found = post(server, "/tokenize", {"prompt": text}).json()
