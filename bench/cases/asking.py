@@ -246,8 +246,10 @@ class Peer:
     def comp_stream(self, prompt: Any, **fields: Any) -> Streamed:
         return self.stream(COMPLETION, self.comp_body(prompt, **fields))
 
-    def stream(self, path: str, body: dict[str, Any]) -> Streamed:
-        """Reads a whole stream, noting when its pieces come."""
+    def stream(
+        self, path: str, body: dict[str, Any], began: threading.Event | None = None
+    ) -> Streamed:
+        """Reads a whole stream, noting when its pieces come; the first one sets `began`."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         content = json.dumps({**body, "stream": True}).encode()
         headers = {"content-type": "application/json"}
@@ -260,6 +262,8 @@ class Peer:
             while data := response.read1(65536):
                 raw += data
                 arrivals_s.append(time.monotonic())
+                if began is not None:
+                    began.set()
         except (OSError, http.client.HTTPException) as error:
             raise Failed(f"stream: {type(error).__name__} {error}") from None
         finally:

@@ -6,6 +6,7 @@ Compared are texts of the same request under different company; that is exact in
 from __future__ import annotations
 
 import random
+import threading
 import time
 from typing import Any
 
@@ -61,14 +62,17 @@ def decode_beside_prefill(peer: Peer) -> None:
     rng = random.Random(129)
     long = ids(rng, peer, min((peer.context_len or 4096) - 100, 3000))
     times: list[float] = []
+    began = threading.Event()
 
     def flow() -> None:
+        began.wait(60)
         times.append(time.monotonic())
         peer.comp(long, max_tokens=1).expect_ok()
         times.append(time.monotonic())
 
     def stream() -> list[float]:
-        return peer.comp_stream("Once", max_tokens=100, ignore_eos=True).arrivals_s
+        body = peer.comp_body("Once", max_tokens=300, ignore_eos=True)
+        return peer.stream(COMPLETION, body, began).arrivals_s
 
     arrivals_s, _ = at_once(stream, flow)
     between = [at_s for at_s in arrivals_s if times[0] < at_s < times[1]]
