@@ -58,7 +58,9 @@ def main(words: Sequence[str]) -> int:
         runner.warm_up()
         if found.prefill:
             house = House(runner, gpu.RUNNING_MAX, found.budget)
-            for line in by_kernel(trace_prefill(house, found), found.top):
+            events = trace_prefill(house, found)
+            report.add(model=name, rows=f"prompts of {found.prefill}", **idle(events, skip=0))
+            for line in by_kernel(events, found.top):
                 print(line, file=sys.stderr, flush=True)
         for count in filter(None, map(int, found.rows.split(","))):
             events = trace(House(runner, gpu.RUNNING_MAX, found.budget), count, found)
@@ -111,15 +113,19 @@ def trace_prefill(house: House, found: argparse.Namespace) -> list[dict[str, Any
     """What the GPU did for three prompts of `prefill` tokens."""
     house.run(Load(random_prompts(1, 3, found.prefill), [1] * 3))
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        house.run(Load(random_prompts(2, 3, found.prefill), [1] * 3))
+        house.run(Load(random_prompts(2, 5, found.prefill), [1] * 5))
     return gpu_events(seen)
 
 
-def idle(events: list[dict[str, Any]]) -> dict[str, Any]:
+def idle(events: list[dict[str, Any]], skip: int = 2) -> dict[str, Any]:
     """A step begins with its upload and ends with its download."""
-    uploads = [n for n, event in enumerate(events) if "HtoD" in event["name"]]
+    uploads = [
+        n
+        for n, event in enumerate(events)
+        if "HtoD" in event["name"] and (n == 0 or "HtoD" not in events[n - 1]["name"])
+    ]
     between, within, total = 0.0, 0.0, 0.0
-    for begin, after in zip(uploads[2:], uploads[3:], strict=False):
+    for begin, after in zip(uploads[skip:], uploads[skip + 1 :], strict=False):
         step = events[begin:after]
         end = max(event["ts"] + event["dur"] for event in step)
         total += events[after]["ts"] - step[0]["ts"]
@@ -128,7 +134,7 @@ def idle(events: list[dict[str, Any]]) -> dict[str, Any]:
         for event in step[1:]:
             within += max(event["ts"] - seen, 0.0)
             seen = max(seen, event["ts"] + event["dur"])
-    count = max(len(uploads) - 3, 1)
+    count = max(len(uploads) - skip - 1, 1)
     return {
         "steps": count,
         "step_us": total / count,

@@ -204,16 +204,18 @@ def measure_w3(
 def measure_w4(
     house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
 ) -> list[dict[str, Any]]:
-    rates = []
-    for nth in range(2):
+    rates, hosts = [], []
+    for nth in range(repeats):
         load = loads.prefill(nth)
         run = house().run(load)
+        hosts.append(run.host_s)
         rates.append((load.input_count + load.output_count) / run.end_s)
     config = runner.model.config
     layer_weights = weight_count(runner) - config.vocab_size * config.hidden_len
     attention = 2 * 2 * config.layer_count * config.heads.query * config.heads.dim * 8192 / 2
     share = (2 * layer_weights + attention) * median(rates) / ceilings[1]
-    return [row_of("tok/s", median(rates), share)]
+    say("  each " + ", ".join(f"{rate:,.0f}" for rate in rates))
+    return [row_of("tok/s", median(rates), share) | {"host_s": median(hosts)}]
 
 
 def row_of(what: str, value: float, share: float | None = None) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from kernels.ops.base import OpsUnavailable
 
 LOG2_E = math.log2(math.e)
 BLOCK = 64  # keys of one product
-SPLIT_MIN = 64  # keys below which a row is not split further
+SPLIT_MIN = 64  # keys below which a row is not split further, where rows are few
+SPLIT_MIN_CROWDED = 2048  # where they fill the device by themselves: only the longest are split
 SPLITS_MAX = 64
 PROGRAMS_WANTED = 132 * 8  # programs that fill the device
 SPLITS_WIDE = 4
@@ -61,11 +62,10 @@ class TritonAttention:
         self.pdl = cuda and torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
         self.softcap = 0.0
-        # Of a decode kernel: keys of one product, warps, depth of its pipeline, and splits of many
-        # rows, which are of unequal lengths.
+        # Of a decode kernel: keys of one product, warps, depth of its pipeline.
         narrow = shape.dtype.itemsize == 2 and self.wide <= 128
         self.block, self.warps, self.stages = (BLOCK, 4, 2) if narrow else (BLOCK // 2, 4, 1)
-        self.splits_wide = SPLITS_WIDE
+        self.split_min = SPLIT_MIN
         self.batch: AttentionBatch
         self.table_rows: Tensor
         self.decode_count = 0
@@ -91,7 +91,11 @@ class TritonAttention:
             tiles = -(-count // self.shared_rows())
             self.shares = min(max(PROGRAMS_WANTED // 4 // (tiles * heads.kv), 1), SHARES_MAX)
         wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
-        splits = min(max(wanted, self.splits_wide), SPLITS_MAX, max(-(-kv_len_max // SPLIT_MIN), 1))
+        narrow = self.shape.dtype.itemsize == 2 and self.wide <= 128
+        self.split_min = SPLIT_MIN if wanted > 1 else SPLIT_MIN_CROWDED
+        if narrow:  # measured, see bench/NOTES.md
+            self.block, self.stages = (128, 3) if count > 32 else (BLOCK, 2)
+        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX, max(-(-kv_len_max // self.split_min), 1))
         self.splits = splits
         slots = splits + self.shares
         if slots > 1:
@@ -120,7 +124,7 @@ class TritonAttention:
     def decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
         heads, batch, splits = self.shape.heads, self.batch, self.splits
         slots = splits + self.shares
-        alone, scale = slots == 1, self.shape.scale * LOG2_E
+        alone, scale = slots == 1, self.shape.scale * LOG2_E  # alone: nothing is left to sum
         unused = batch.kv_len
         lens = unused if batch.shared is None else batch.shared.lens
         source = unused if batch.shared is None else batch.shared.source
@@ -175,11 +179,10 @@ class TritonAttention:
             G=self.group,
             ROWS=self.rows,
             PAGE=batch.page_size,
-            SPLIT_MIN=SPLIT_MIN,
+            SPLIT_MIN=self.split_min,
             WINDOW=window,
             CAP=self.softcap > 0,
             SHARED=self.shares > 0,
-            ALONE=alone,
             num_warps=self.warps,
             num_stages=self.stages,
             **sizes,
@@ -198,7 +201,7 @@ class TritonAttention:
             slots,
             HQ=heads.query,
             SLOTS=max(1 << (slots - 1).bit_length(), 2),
-            SPLIT_MIN=SPLIT_MIN,
+            SPLIT_MIN=self.split_min,
             WINDOW=window,
             SHARED=self.shares > 0,
             SHARES=max(self.shares, 1),

@@ -16,15 +16,22 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Numbers that change from step to step are not compiled in, nor is whether the start of an array
+# within another is aligned: a step would wait for the compiler.
+
+
+@triton.jit
+def splits_used(span, splits, split_min: tl.constexpr):
+    return tl.minimum(tl.maximum(tl.cdiv(span, split_min), 1), splits)
+
 
 @triton.jit
 def split_chunk(span, splits, split_min: tl.constexpr, BLOCK: tl.constexpr):
     """How many keys each split of `span` keys takes: a multiple of BLOCK."""
-    used = tl.minimum(tl.maximum(tl.cdiv(span, split_min), 1), splits)
-    return tl.cdiv(tl.cdiv(span, used), BLOCK) * BLOCK
+    return tl.cdiv(tl.cdiv(span, splits_used(span, splits, split_min)), BLOCK) * BLOCK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "slots"])
 def decode_kernel(
     q,  # [R, HKV * G, D]
     k_pool,  # [rows, HKV, D]
@@ -33,7 +40,7 @@ def decode_kernel(
     table_rows,  # int32 [R]
     kv_len,  # int32 [R]
     shared,  # int32 [R]: keys that `shared_kernel` sees to; unused without SHARED
-    part,  # float32 [R, HKV * G, slots, D]; with one split `out` instead
+    part,  # float32 [R, HKV * G, slots, D]; a row of one split goes to `out`
     part_lse,  # float32 [R, HKV * G, slots], to the base 2
     out,  # [R, HKV * G, D]
     scale,  # times log2(e)
@@ -52,7 +59,6 @@ def decode_kernel(
     WINDOW: tl.constexpr,  # 0: none
     CAP: tl.constexpr,
     SHARED: tl.constexpr,
-    ALONE: tl.constexpr,  # one split
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -71,7 +77,7 @@ def decode_kernel(
     begin = first + split * split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
     end = begin + split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
     end = tl.minimum(end, length)
-    if begin >= end and not (ALONE or split == 0):
+    if begin >= end and split > 0:
         return
     member = tl.arange(0, ROWS)
     at = tl.arange(0, WIDE)
@@ -106,7 +112,7 @@ def decode_kernel(
         peak = higher
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None]
-    if ALONE:
+    if not SHARED and splits_used(length - first, splits, SPLIT_MIN) == 1:
         tl.store(out + (row * HKV * G + q_head[:, None]) * D + at[None, :], mixed, mask=own)
     else:
         lse = tl.where(total > 0.0, peak + tl.log2(safe), float("-inf"))
@@ -115,7 +121,7 @@ def decode_kernel(
         tl.store(part_lse + place, lse, mask=member < G)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits", "slots"])
 def shared_kernel(
     q,  # [R, HKV * G, D]
     k_pool,
@@ -194,7 +200,7 @@ def shared_kernel(
     tl.store(part_lse + place, peak + tl.log2(total), mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "slots"])
 def combine_kernel(
     part,  # float32 [R, HQ, slots, D]
     part_lse,  # float32 [R, HQ, slots]
@@ -226,6 +232,8 @@ def combine_kernel(
         first = tl.maximum(length - WINDOW, 0)
     if SHARED:
         first = tl.load(shared + row)
+    if not SHARED and splits_used(length - first, splits, SPLIT_MIN) == 1:
+        return  # it is there already
     chunk = split_chunk(length - first, splits, SPLIT_MIN, BLOCK)
     nth = tl.arange(0, SLOTS)
     at = tl.arange(0, WIDE)
@@ -243,7 +251,7 @@ def combine_kernel(
     tl.store(out + (row * HQ + head) * D + at, mixed, mask=at < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_rows", "query_start", "kv_len"])
 def prefill_kernel(
     q,  # [T, HQ, D]
     k_pool,
@@ -319,7 +327,7 @@ def prefill_kernel(
     tl.store(out + place_q, mixed, mask=own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["table_rows"])
 def gather_kernel(
     k_pool,  # [rows, WIDTH]
     v_pool,

@@ -47,7 +47,7 @@ def pick_pieces_kernel(
     tl.store(mass + row * pieces + piece, tl.sum(weight, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def pick_kernel(
     logits,  # float32 [S, vocab]
     temperature,  # float32 [S]
@@ -103,7 +103,7 @@ def pick_kernel(
     tl.store(last_token + slot, token, mask=slot >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "width"])
 def stage_kernel(
     packed,  # int32 [.., width]: slot (negative: padding), position, page, id (negative: the last
     #          token), and what is not read here
