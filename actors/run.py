@@ -73,6 +73,9 @@ def check_files(gateway: GatewayConfig) -> None:
     ):
         if path and not os.access(path, os.R_OK):
             raise SettingsError(f"{flag} {path}: it cannot be read")
+    for variable in ("HISTRIO_API_KEYS", "HISTRIO_ADMIN_KEYS"):
+        if not os.environ.get(variable, "any").strip(" ,\n"):
+            raise SettingsError(f"{variable} is set and holds no key: unset it, or give one")
     if gateway.batch_dir:
         try:
             Path(gateway.batch_dir).mkdir(parents=True, exist_ok=True, mode=0o700)

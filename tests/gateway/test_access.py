@@ -91,6 +91,8 @@ def test_keys_come_from_file_and_environment(
     access = access_of(GatewayConfig(api_key_file=str(file)))
     assert all(access.judge("/", f"Bearer {k}", None) is None for k in ("alpha", "beta", "gamma"))
     monkeypatch.setenv("HISTRIO_API_KEYS", "")
+    with pytest.raises(SettingsError):
+        run.check_files(GatewayConfig())
     with pytest.raises(KeysWrong):  # an empty secret does not open the house
         access_of(GatewayConfig())
 
