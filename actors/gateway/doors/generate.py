@@ -19,7 +19,7 @@ from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import Refused, unavailable
-from actors.gateway.exchange import STREAM_HEADERS, Exchange, Gone, HttpRefused, read_rows
+from actors.gateway.exchange import STREAM_HEADERS, Exchange, HttpRefused, read_rows
 from actors.gateway.openai import read_chat, read_completion
 from actors.gateway.replies import plain_writer, stream_writer
 
@@ -153,6 +153,4 @@ class Generate:
             last += writer.end(stream.checked)
         except Refused as refused:
             last = writer.fail(refused.problem)
-        except Gone:
-            raise
         await exchange.write_last(last)
