@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each kind")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", default="auto", help="a name of the grammar seam")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
     slot_count = 2 * max(found.rows)

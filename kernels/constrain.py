@@ -31,6 +31,10 @@ class BadGrammar(ValueError):
     """The constraint is wrong: the fault of whoever asked for it. The text is for them."""
 
 
+class EngineUnavailable(RuntimeError):
+    """The engine can't run here; the text is the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTable:
     """What the model's ids stand for."""
@@ -71,8 +75,14 @@ GRAMMARS: Registry[Callable[[TokenTable], Engine]] = Registry("grammar", "kernel
 
 
 def load_engine(name: str, table: TokenTable) -> Engine:
-    """Raises UnknownName."""
+    """Raises UnknownName, EngineUnavailable."""
     return GRAMMARS.get(name)(table)
+
+
+def check_engine(name: str) -> None:
+    """Whether it can be loaded, before anybody needs it. Raises UnknownName, EngineUnavailable."""
+    probe = [b"", *(bytes([byte]) for byte in range(256))]
+    load_engine(name, TokenTable(probe, frozenset({0}), (0,), len(probe)))
 
 
 class Guide:

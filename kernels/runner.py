@@ -31,7 +31,14 @@ from torch import Tensor
 
 from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
 from kernels.batch import Ints, Sampling, SlotOpen, StepInput, StepOutput, no_ints
-from kernels.constrain import BadGrammar, Constrainer, TokenTable, load_engine
+from kernels.constrain import (
+    BadGrammar,
+    Constrainer,
+    EngineUnavailable,
+    TokenTable,
+    check_engine,
+    load_engine,
+)
 from kernels.cores import usable_cores
 from kernels.kv import (
     HOST_POOL_BYTES,
@@ -68,6 +75,7 @@ class RunnerOptions:
     step_tokens_max: int = 2048
     context_len: int = 0  # 0: the model's own
     attention: str = "auto"  # a name of ATTENTION
+    grammar: str = "auto"  # a name of GRAMMARS
     ops: str = "auto"  # a name of OPS
     threads: int = 0  # 0: as many as cores that this process may use
     memory_fraction: float = 0.5
@@ -237,12 +245,13 @@ class Runner:
             self.to_device(batch.sampled),
         )
 
-    def use_vocabulary(self, table: TokenTable, engine: str = "auto") -> Constrainer:
-        """What ids stand for, which constraints need; `engine` is a name of GRAMMARS. May be called
-        by another thread than that of the steps. Raises BadConfig for an unknown engine."""
+    def use_vocabulary(self, table: TokenTable, engine: str = "") -> Constrainer:
+        """What ids stand for, which constraints need; `engine` goes before the options'. May be
+        called by another thread than that of the steps. Raises BadConfig for an unknown engine."""
         try:
+            engine = engine or self.options.grammar
             self.constrainer = Constrainer(load_engine(engine, table), table)
-        except UnknownName as error:
+        except (UnknownName, EngineUnavailable) as error:
             raise BadConfig(str(error)) from None
         return self.constrainer
 
@@ -350,6 +359,10 @@ FAILED_BEFORE = "an earlier step of this sequence has failed"
 def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -> Runner:
     if options.dtype not in DTYPES:
         raise BadConfig(f"unknown dtype {options.dtype!r}; known are: {', '.join(DTYPES)}")
+    try:
+        check_engine(options.grammar)
+    except (UnknownName, EngineUnavailable) as error:
+        raise BadConfig(str(error)) from None
     source = open_source(path, options)
     config = read_config(source)
     device = settle_device(options)

@@ -86,7 +86,11 @@ AROUND = ("actors.runtime", "actors.resolve", "actors.settings", "actors.source"
 RULES: tuple[Rule, ...] = (
     Rule("messages/*", ("msgspec", "messages"), PURE),
     Rule("kernels/registry.py", (), STDLIB),
-    Rule("kernels/grammar/*", ("numpy", "llguidance", "xgrammar", "kernels"), STDLIB - {"asyncio"}),
+    Rule(
+        "kernels/grammar/*",
+        ("numpy", "torch", "llguidance", "xgrammar", "kernels"),
+        STDLIB - {"asyncio"},
+    ),
     Rule("kernels/*", (*DEVICE, "kernels"), STDLIB - {"asyncio"}),
     # The runtime knows no room, and of the messages only its own.
     Rule(

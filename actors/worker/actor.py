@@ -85,7 +85,6 @@ class Worker(Actor):
         paths: Paths,
     ) -> None:
         self.model = model
-        self.grammar_engine = worker.grammar
         self.options = RunnerOptions(
             dtype=model.dtype,
             device=model.device,
@@ -97,6 +96,7 @@ class Worker(Actor):
             slot_count=scheduler.running_max,
             step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
             attention=worker.attention,
+            grammar=worker.grammar,
             threads=worker.threads,
             memory_fraction=worker.memory_fraction,
         )
@@ -108,7 +108,7 @@ class Worker(Actor):
 
     async def on_start(self) -> bytes:
         self.runner = await self.context.in_thread(self.load, lane="forward")
-        self.grammars = Grammars(self.runner, self.model.path, self.grammar_engine)
+        self.grammars = Grammars(self.runner, self.model.path)
         facts = self.runner.facts
         return msgspec.msgpack.encode(
             worker.Facts(

@@ -21,10 +21,9 @@ NO_END = "This model has no end-of-sequence token, so it takes no constraints."
 class Grammars:
     """The vocabulary is read when the first constraint comes."""
 
-    def __init__(self, runner: Runner, path: str, engine: str) -> None:
+    def __init__(self, runner: Runner, path: str) -> None:
         self.runner = runner
         self.path = path
-        self.engine = engine
         self._lock = threading.Lock()
 
     def compile(self, message: Compile) -> Compiled:
@@ -56,4 +55,4 @@ class Grammars:
                 eos_ids=eos_ids,
                 vocab_size=facts.vocab_size,
             )
-            return self.runner.use_vocabulary(table, self.engine)
+            return self.runner.use_vocabulary(table)

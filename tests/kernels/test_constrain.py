@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 from kernels.batch import Constraint, Sampling, SlotOpen, StepInput
-from kernels.constrain import GRAMMARS, BadGrammar, Constrainer, TokenTable, load_engine
+from kernels.constrain import (
+    GRAMMARS,
+    BadGrammar,
+    Constrainer,
+    EngineUnavailable,
+    TokenTable,
+    load_engine,
+)
+from kernels.load.base import BadConfig
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import ints, load
 
@@ -49,9 +57,17 @@ def table() -> TokenTable:
     return TokenTable(PIECES, frozenset({EOS, CONTROL}), (EOS,), V)
 
 
-@pytest.fixture(scope="module", params=["llguidance"])
+@pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
 def constrainer(request: pytest.FixtureRequest) -> Constrainer:
-    return Constrainer(load_engine(request.param, table()), table())
+    try:
+        return Constrainer(load_engine(request.param, table()), table())
+    except EngineUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def default() -> Constrainer:
+    return Constrainer(load_engine("auto", table()), table())
 
 
 def schema(value: Any, **rest: str) -> Constraint:
@@ -68,6 +84,14 @@ def allowed_of(constrainer: Constrainer, slot: int) -> list[int] | None:
     return np.flatnonzero(allowed[0]).tolist()
 
 
+def choose(rng: random.Random, allowed: list[int]) -> int:
+    """An end more often than not, so that strings do not go on for ever. No control characters,
+    where there is a choice: of xgrammar's strings of bounded length they would be part."""
+    ends = [token for token in allowed if token == EOS or PIECES[token] in b'"}],']
+    shown = [token for token in allowed if not PIECES[token] or min(PIECES[token]) >= 32]
+    return rng.choice(ends if ends and rng.random() < 0.5 else shown or allowed)
+
+
 def say(constrainer: Constrainer, slot: int, rng: random.Random, count_max: int = 400) -> list[int]:
     """Tokens until the end, chosen at random."""
     tokens: list[int] = []
@@ -76,9 +100,7 @@ def say(constrainer: Constrainer, slot: int, rng: random.Random, count_max: int 
         allowed = allowed_of(constrainer, slot)
         assert allowed, "there is always a way on"
         assert CONTROL not in allowed and max(allowed) < len(PIECES)
-        # An end is taken more often than not, so that strings do not go on for ever.
-        ends = [token for token in allowed if token == EOS or PIECES[token] in b'"}],']
-        token = rng.choice(ends if ends and rng.random() < 0.5 else allowed)
+        token = choose(rng, allowed)
         constrainer.take(ints([slot]), ints([token]))
         tokens.append(token)
     return tokens
@@ -108,12 +130,16 @@ def test_expressions_choices_and_grammars(constrainer: Constrainer) -> None:
     """B103: what has come to its end takes the end of the sequence, and nothing else."""
     choice = Constraint("choice", json.dumps(["left", "right", 'qu"ote']))
     ebnf = Constraint("ebnf", 'root ::= "a" [0-9]+ ("-" root)?')
-    lark = Constraint("ebnf", 'start: "x" WORD\nWORD: /[a-z]{1,4}/')
     for seed in range(30):
         assert text_of(constrainer, choice, seed) in ("left", "right", 'qu"ote')
         assert re.fullmatch("[a-f]{6}", text_of(constrainer, Constraint("regex", "[a-f]{6}"), seed))
         assert re.fullmatch("a[0-9]+(-a[0-9]+)*", text_of(constrainer, ebnf, seed))
-        assert re.fullmatch("x[a-z]{1,4}", text_of(constrainer, lark, seed))
+
+
+def test_the_default_engine_takes_lark_as_well(default: Constrainer) -> None:
+    lark = Constraint("ebnf", 'start: "x" WORD\nWORD: /[a-z]{1,4}/')
+    for seed in range(9):
+        assert re.fullmatch("x[a-z]{1,4}", text_of(default, lark, seed))
 
 
 TAGS = [
@@ -196,8 +222,7 @@ def test_two_slots_of_one_grammar_keep_their_own_place(constrainer: Constrainer)
         tokens = []
         for row in range(len(running)):
             options = np.flatnonzero(allowed[row]).tolist()
-            ends = [token for token in options if token == EOS or PIECES[token] in b'"}],']
-            tokens.append(rng.choice(ends if ends and rng.random() < 0.5 else options))
+            tokens.append(choose(rng, options))
         constrainer.take(ints(running), ints(tokens))
         for slot, token in zip(running, tokens, strict=True):
             texts[slot].append(token)
@@ -286,11 +311,11 @@ BAD = [
 
 @pytest.mark.parametrize("constraint", BAD, ids=lambda c: f"{c.kind} {c.text}"[:60])
 def test_wrong_constraints_are_refused_in_words(
-    constrainer: Constrainer, constraint: Constraint
+    default: Constrainer, constraint: Constraint
 ) -> None:
     """B095, B097, B107."""
     with pytest.raises(BadGrammar) as caught:
-        constrainer.prepare(constraint)
+        default.prepare(constraint)
     text = str(caught.value)
     assert 0 < len(text) < 400 and "\n" not in text and "/root" not in text
 
@@ -359,7 +384,9 @@ def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
 
 
 def test_the_seam_lists_its_engines() -> None:
-    assert "llguidance" in GRAMMARS.names()
+    assert GRAMMARS.names() == ["auto", "llguidance", "xgrammar"]
+    with pytest.raises(BadConfig, match="unknown grammar 'nope'"):
+        load("nowhere", grammar="nope")
 
 
 def test_a_runner_keeps_rows_to_their_grammars_beside_free_ones(
