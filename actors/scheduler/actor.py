@@ -145,7 +145,9 @@ class Scheduler(Actor):
         self._go_on()
 
     def on_poll(self, message: Poll) -> None:
-        unknown = self.schedule.unknown(message.rows)
+        waits = self.grammars.attempt_of
+        rows = tuple(row for row in message.rows if waits(row[0]) != row[1])
+        unknown = self.schedule.unknown(rows)
         if unknown:
             reply: Ref[gateway.In] = self.context.ref(message.reply_to)
             reply.tell(gateway.Unknown(unknown))

@@ -14,7 +14,8 @@ from actors.scheduler.actor import Scheduler
 from actors.scheduler.grammars import INFLIGHT_MAX, Grammars
 from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Tail, Tokens
-from messages.scheduler import Cancel, Compiled, Submit
+from messages.gateway import Unknown
+from messages.scheduler import Cancel, Compiled, Poll, Submit
 from messages.types import Fault, FinishReason, Grammar, Problem
 from messages.worker import Compile, Facts
 from tests.scheduler.make import GATEWAY, make_submit
@@ -104,6 +105,14 @@ def test_a_cancel_or_a_newer_attempt_ends_the_wait() -> None:
     assert ends == [("a", 1, FinishReason.ABORT), ("a", 2, FinishReason.ABORT)]
     world.tell(Compiled(world.sent(Compile)[0].number))
     assert not world.actor.schedule.live
+
+
+def test_who_waits_for_a_grammar_is_known_to_whoever_asks() -> None:
+    world = World()
+    world.tell(constrained("a", attempt=2))
+    world.tell(Poll((("a", 2), ("a", 1), ("b", 1)), GATEWAY))
+    (unknown,) = world.sent(Unknown)
+    assert unknown.rows == (("a", 1), ("b", 1))
 
 
 def test_who_waits_counts_against_the_queue() -> None:
