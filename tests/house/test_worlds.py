@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.sim.scenario import FAULTS, draw
+from bench.sim.shadow import ShadowWorker
 from bench.sim.text import make_tokenizer
 from bench.sim.world import Result, run_world
 from bench.simulate import main
@@ -82,8 +83,8 @@ def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
 def test_a_failing_seed_is_shown_with_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A worker that forgets where its pages are.
-    monkeypatch.setattr("bench.sim.shadow.next_token", lambda cells, seed, size: 7)
+    read = ShadowWorker._read  # a worker that does not see the first token
+    monkeypatch.setattr(ShadowWorker, "_read", lambda self, tenant: read(self, tenant)[1:])
     code = main(["--seeds", "1", "--first-seed", "3", "--hours", hours(60.0), "--jobs", "1"])
     said = capsys.readouterr().out
     assert code == 1
