@@ -572,7 +572,9 @@ class Gateway(Actor):
             index=record.token_count,
             token_count=0,
             finish=FinishReason.ABORT,
-            usage=Usage(completion_tokens=record.token_count),
+            usage=msgspec.structs.replace(
+                record.usage or Usage(), completion_tokens=record.token_count
+            ),
         )
         open_call.stream.outbox.push(Row(record.choice, end), now_s)
         open_call.stream.ready.set()

@@ -25,6 +25,7 @@ import msgspec
 
 from messages.gateway import Delta, Encoded, Failed
 from messages.tokenizer import Cancel, Encode
+from messages.types import Usage
 
 LOSSES_MAX = 2  # deaths in a row, without a token in between: then a request is suspect
 # Before what nobody died of is sent again: a refusal, a gap, a request that nobody has.
@@ -66,6 +67,7 @@ class Record:
         "stage",
         "token_count",
         "unknown_count",
+        "usage",
     )
 
     def __init__(self, encode: Encode, call_id: str, choice: int, now_s: float) -> None:
@@ -86,6 +88,7 @@ class Record:
         self.last_s: float | None = None  # when the last tokens came
         self.polled_s: float | None = None  # when the scheduler was last asked whether it has it
         self.unknown_count = 0  # how often it said no, with nothing heard in between
+        self.usage: Usage | None = None  # of its prompt, as the first tokens told it
 
     @property
     def request(self) -> str:
@@ -189,6 +192,8 @@ class Ledger:
             record.losses = record.retries = record.unknown_count = 0
             record.parked_s = 0.0
             record.is_suspect = False
+        if record.usage is None:
+            record.usage = delta.usage
         record.token_count += delta.token_count
         record.emitted += delta.token_ids
         return Verdict.TAKEN, record

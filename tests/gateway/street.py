@@ -132,7 +132,11 @@ class Back:
             text=(" " if index else "") + words[index % len(words)],
             token_ids=pack([index]),
             finish=finish,
-            usage=Usage(prompt_len, index + 1) if is_end else None,
+            usage=Usage(prompt_len, index + 1)
+            if is_end
+            else Usage(prompt_len)
+            if not index
+            else None,
         )
 
 

@@ -194,6 +194,9 @@ async def test_requests_are_aborted_by_id_by_prefix_or_all(body: Any, ended: lis
     assert [reason == "abort" for reason in reasons] == ended
     for answer in answers:
         assert answer.status == 200 and b"a" in answer.body, "what has come is kept"
+    for answer in answers[1:]:
+        usage = answer.json()["usage"]
+        assert usage["prompt_tokens"] == 8 and usage["completion_tokens"] > 0
     house.assert_idle()
 
 
