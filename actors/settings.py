@@ -103,6 +103,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "tools_max", "--tools-max", "tools of a request"),
     Flag(
         "gateway",
+        "request_templates",
+        "--request-templates",
+        "let chats bring their own chat template (rendered in the sandbox)",
+    ),
+    Flag(
+        "gateway",
         "sampling_defaults",
         "--sampling-defaults",
         "what a request does not say: as the model's files recommend, or as OpenAI has it",

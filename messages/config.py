@@ -51,6 +51,7 @@ class GatewayConfig(Section, frozen=True):
     tool_parser: str = "auto"  # auto: by the chat template
     reasoning_parser: str = "auto"  # auto: by the chat template
     tools_max: Positive = 128
+    request_templates: bool = False  # whether a chat may bring its own chat template
     sampling_defaults: str = "model"  # model (its generation_config.json) | openai
     api_key_file: str = ""  # also HISTRIO_API_KEYS; without any key everybody may ask
     admin_key_file: str = ""  # also HISTRIO_ADMIN_KEYS; without any, control routes are refused

@@ -50,7 +50,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     stop_regex: msgspec.Raw = NOT_GIVEN
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
-    chat_template: msgspec.Raw = NOT_GIVEN
     custom_logit_processor: msgspec.Raw = NOT_GIVEN
     logits_processors: msgspec.Raw = NOT_GIVEN
 
@@ -152,6 +151,8 @@ class Generation(Constraints, kw_only=True, frozen=True):
     best_of: int | None = None  # completions: the `n` most likely of so many
     return_token_ids: bool | None = None
     prompt_logprobs: TopLogprobs | None = None  # vLLM's form; not in a stream
+    # Of a chat, and only where the operator lets requests bring one.
+    chat_template: Annotated[str, msgspec.Meta(max_length=65_536)] | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

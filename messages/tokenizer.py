@@ -17,6 +17,7 @@ class Chat(Part, frozen=True):
     # When the request came (Unix time, set by the gateway): what the template's `strftime_now`
     # shows, so that a resumed attempt renders the same prompt. None: the template has no date.
     created_s: float | None = None
+    template: str = ""  # in place of the model's; only where the operator lets requests bring one
 
 
 class Encode(Message, frozen=True):

@@ -64,6 +64,7 @@ def read_conversation(
         add_generation_prompt=not continues if prompts is None else prompts,
         continue_final_message=continues,
         created_s=created_s,
+        template=chat.chat_template or "",
     )
     return conversation, messages[-1]["content"] if continues else ""
 

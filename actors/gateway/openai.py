@@ -239,6 +239,10 @@ def check_generation(body: Generation, limits: Limits) -> None:
     if body.stream_options is not None and not body.stream:
         raise invalid("`stream_options` needs `stream` to be true.", "stream_options")
     check_ids(body.stop_token_ids, "stop_token_ids", limits, STOP_IDS_MAX)
+    if body.chat_template is not None and not (
+        limits.config.request_templates and isinstance(body, ChatBody)
+    ):
+        raise invalid("A request cannot bring its own chat template here.", "chat_template")
     if body.prompt_logprobs is not None and body.stream:
         raise invalid("`prompt_logprobs` cannot be streamed.", "prompt_logprobs")
     check_ids(body.allowed_token_ids, "allowed_token_ids", limits)
@@ -263,8 +267,6 @@ def check_unsupported(body: Unsupported) -> None:
         value = bytes(raw)
         if value in NEUTRAL or value in NEUTRAL_OF.get(name, ()):
             continue
-        if name == "chat_template":
-            raise invalid("A request cannot bring its own chat template.", name)
         raise invalid(f"`{name}` is not supported.", name)
 
 

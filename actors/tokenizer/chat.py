@@ -58,6 +58,10 @@ class ChatTemplates:
 
     def render(self, chat: Chat, *, chars_max: int, context_len: int) -> str:
         """The prompt of a conversation. Raises Refused: the caller's fault, or the template's."""
+        if chat.template:
+            bare = msgspec.structs.replace(chat, template="")
+            own = self.brought(chat.template)
+            return own.render(bare, chars_max=chars_max, context_len=context_len)
         if chat.add_generation_prompt and chat.continue_final_message:
             raise refuse(
                 "continue_final_message continues the last message, add_generation_prompt starts "
@@ -89,6 +93,14 @@ class ChatTemplates:
             variables["strftime_now"] = lambda format: moment.strftime(str(format))
         text = run(self.templates[name], variables, chars_max, context_len)
         return cut_at(text, mark) if mark else text
+
+    def brought(self, source: str) -> ChatTemplates:
+        """A template that a request brings, in place of the model's."""
+        try:
+            return ChatTemplates({"default": source}, self.named)
+        except BadTemplate as error:
+            message = f"The request's chat template cannot be used: {error}."
+            raise refuse(message, "chat_template") from error
 
     def choose(self, tools: list[Any] | None) -> str:
         """Models have one template, or several by name with one for chats with tools."""

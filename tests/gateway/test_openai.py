@@ -298,6 +298,11 @@ def test_a_request_cannot_bring_a_template_or_internal_names() -> None:
         assert param_of(chat, chat_template_kwargs=kwargs) == "chat_template_kwargs"
     assert param_of(chat, chat_template_kwargs={"tools": 1}) == "chat_template_kwargs"
     assert param_of(chat, chat_template="{{ 7*7 }}") == "chat_template"
+    assert param_of(completion, chat_template="x") == "chat_template"
+    allowed = LIMITS._replace(config=GatewayConfig(request_templates=True))
+    body = {"model": "M", "messages": [{"role": "user", "content": "x"}], "chat_template": "own"}
+    brought = read_chat(msgspec.json.encode(body), allowed, lambda: 1).call.prompts[0].chat
+    assert brought is not None and brought.template == "own"
     prompt = chat(chat_template_kwargs={"enable_thinking": False}).call.prompts[0].chat
     assert prompt is not None
     assert msgspec.json.decode(prompt.template_kwargs_json) == {"enable_thinking": False}

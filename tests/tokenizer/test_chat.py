@@ -182,3 +182,17 @@ def test_a_conversation_far_beyond_the_context_is_refused_before_it_is_rendered(
     with pytest.raises(Refused) as raised:
         render(CHATML, asked)
     assert raised.value.problem.code == "context_length_exceeded"
+
+
+def test_a_template_that_a_request_brings_goes_before_the_models() -> None:
+    templates = ChatTemplates({"default": "model"}, {"bos_token": "<s>"})
+    chat = Chat(
+        b'[{"role": "user", "content": "hi"}]', template="{{ bos_token }}{{ messages[0].content }}"
+    )
+    assert templates.render(chat, chars_max=100, context_len=9) == "<s>hi"
+    for source in ("{{ x", "{% include 'x' %}", "{{ 'a' * 1000000000 }}"):
+        with pytest.raises(Refused) as caught:
+            templates.render(
+                msgspec.structs.replace(chat, template=source), chars_max=100, context_len=9
+            )
+        assert "Traceback" not in caught.value.problem.message
