@@ -1,10 +1,11 @@
 """This file maps large memory of the host: zero, committed only as it is touched, in huge pages
-where the system has them (scattered reads of weights and KV pages otherwise wait for the TLB). It
-does not know what the memory is for.
+where the system has them (scattered reads of weights and KV pages otherwise wait for the TLB); and
+gives back what nobody uses any more. It does not know what the memory is for.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import mmap
 
@@ -24,3 +25,11 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     except (AttributeError, OSError):
         pass  # a system without huge pages: slower, not wrong
     return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+def forget_freed() -> None:
+    """A model that nobody refers to is taken apart now, and its device memory is free for whoever
+    asks how much there is."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

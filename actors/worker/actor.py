@@ -24,6 +24,7 @@ from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
 from actors.worker.grammar import Grammars
 from actors.worker.watch import Watch
+from kernels.memory import forget_freed
 from kernels.runner import Flight, Runner, RunnerOptions
 from messages import worker
 from messages.base import Address
@@ -137,6 +138,7 @@ class Worker(Actor):
                 shown = tenth
                 log.info("loading", what=what, done=done, total=total)
 
+        forget_freed()  # what a life before this one in the same process has left
         runner = Runner.load(Path(self.model.path), self.options, progress)
         runner.warm_up()
         facts = runner.facts
@@ -235,6 +237,11 @@ class Worker(Actor):
     def done(self, step: worker.Step, flight: Flight, begin_s: float) -> worker.StepDone:
         output = flight.result()
         return translate.step_done(step, output, int((time.perf_counter() - begin_s) * 1e6))
+
+    def on_end(self) -> None:
+        """Whoever still holds this life, its model's memory is free for the next one."""
+        self.__dict__.pop("runner", None)
+        self.__dict__.pop("grammars", None)
 
     def on_executed(self, message: Executed) -> None:
         answer = message.answer

@@ -66,6 +66,9 @@ class TritonOps:
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
 
+    def progress(self) -> int | None:
+        return None
+
     def fuse(self, decoder: Any) -> OneRowDecoder | None:
         return OneRowDecoder(self, decoder)
 
