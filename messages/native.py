@@ -22,6 +22,7 @@ from messages.openai import (
     Penalty,
     Repetition,
     Salt,
+    Tool,
     TopK,
     TopLogprobs,
     Unit,
@@ -126,6 +127,37 @@ class DetokenizeBody(msgspec.Struct, kw_only=True, frozen=True):
     tokens: list[int | list[int]]
     model: str | None = None
     skip_special_tokens: bool | None = None
+
+
+class ParseCallsBody(msgspec.Struct, kw_only=True, frozen=True):
+    """POST /parse_function_call."""
+
+    text: str
+    tools: list[Tool]
+    tool_call_parser: str | None = None  # the model's own, where it is not given
+
+
+class SeparateBody(msgspec.Struct, kw_only=True, frozen=True):
+    """POST /separate_reasoning."""
+
+    text: str
+    reasoning_parser: str | None = None  # the model's own, where it is not given
+
+
+class ParsedCall(msgspec.Struct, kw_only=True, frozen=True):
+    tool_index: int | None  # which of the tools it calls
+    name: str
+    parameters: str  # JSON, as the model wrote it
+
+
+class ParsedCalls(msgspec.Struct, kw_only=True, frozen=True):
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class Separated(msgspec.Struct, kw_only=True, frozen=True):
+    reasoning_text: str
+    text: str
 
 
 class AbortBody(msgspec.Struct, kw_only=True, frozen=True):

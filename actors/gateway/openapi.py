@@ -163,6 +163,20 @@ OPERATIONS: tuple[Operation, ...] = (
         openai.CompletionBody,
         native.RenderReply,
     ),
+    Operation(
+        "POST",
+        "/parse_function_call",
+        "The calls in a text that a model has written",
+        native.ParseCallsBody,
+        native.ParsedCalls,
+    ),
+    Operation(
+        "POST",
+        "/separate_reasoning",
+        "A text that a model has written, apart from its reasoning",
+        native.SeparateBody,
+        native.Separated,
+    ),
     *(
         Operation("GET", path, summary, reply=reply)
         for path, summary, reply in (

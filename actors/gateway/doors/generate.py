@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from actors.gateway import anthropic, native, ollama, tokens
+from actors.gateway import anthropic, native, ollama, parsing, tokens
 from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
@@ -32,6 +32,7 @@ DIALECTS: tuple[Dialect, ...] = (
     *anthropic.DIALECTS,
     *ollama.DIALECTS,
     *native.DIALECTS,
+    *parsing.DIALECTS,
     *tokens.DIALECTS,
 )
 
