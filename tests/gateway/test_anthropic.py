@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.gateway.access import Access
 from actors.gateway.anthropic import read_count, read_messages
 from actors.gateway.anthropic_replies import MessageStream, MessageWriter
 from actors.gateway.call import Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused
+from actors.gateway.http import App
 from actors.gateway.openai import Ask, Limits
 from actors.gateway.shape import Parsers
 from messages.config import GatewayConfig
@@ -496,3 +498,17 @@ async def test_a_full_house_is_overloaded() -> None:
     assert got.got.json()["error"]["type"] == "overloaded_error"
     first.drop()
     await street.settle()
+
+
+async def test_a_key_may_come_as_the_client_sends_it() -> None:
+    street = Street()
+    street.app = App(street.gateway, Access(keys=["k"]))
+    body = {"model": "M", "max_tokens": 2, "messages": HI}
+    without = await street.ask(street.request("POST", "/v1/messages", body))
+    assert without.status == 401 and without.json()["error"]["type"] == "authentication_error"
+    keyed = await street.ask(
+        street.request("POST", "/v1/messages", body, headers={"x-api-key": "k"})
+    )
+    assert keyed.status == 200
+    other = await street.ask(street.request("GET", "/api/tags"))
+    assert other.status == 401 and isinstance(other.json()["error"], str)
