@@ -124,7 +124,7 @@ def main() -> int:
 class Server:
     """That server in a process, from outside."""
 
-    def __init__(self, model: str, folder: Path, threads: int) -> None:
+    def __init__(self, model: str, folder: Path, threads: int, *words: str) -> None:
         if not model:
             from tests.house.tiny import make_model
 
@@ -137,7 +137,8 @@ class Server:
         command = [sys.executable, "-m", "bench.chaos_server", "serve", "--model", model]
         command += ["--port", str(port), "--log-dir", str(folder / "logs"), "--dtype", "float32"]
         command += ["--threads", str(threads), "--kv-tokens", "65536", "--max-running", "64"]
-        command += ["--front-ends", "1"]
+        command += ["--front-ends", "1", *words]
+        folder.mkdir(parents=True, exist_ok=True)
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
 

@@ -118,12 +118,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "scheduler: answers to the steps of an earlier life count",
-        "actors/scheduler/flights.py",
-        "return message.epoch == self.epoch",
-        "return True",
-    ),
-    Mutant(
         "scheduler: every life has the same epoch",
         "actors/scheduler/actor.py",
         "epoch=self.context.address.incarnation",
