@@ -82,9 +82,9 @@ class TritonAttention:
             rows = torch.arange(count, dtype=torch.int32, device=batch.page_table.device)
         self.table_rows = rows
         if decode_count:
-            self.plan_splits(decode_count, batch.kv_len_max)
+            self.plan_splits(decode_count)
 
-    def plan_splits(self, count: int, kv_len_max: int) -> None:
+    def plan_splits(self, count: int) -> None:
         heads = self.shape.heads
         self.shares = 0
         if self.batch.shared is not None and not any(self.shape.windows):
@@ -95,13 +95,13 @@ class TritonAttention:
         self.split_min = SPLIT_MIN if wanted > 1 else SPLIT_MIN_CROWDED
         if narrow:  # measured, see bench/NOTES.md
             self.block, self.stages = (128, 3) if count > 32 else (BLOCK, 2)
-        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX, max(-(-kv_len_max // self.split_min), 1))
+        # By the number of rows alone, so that no step meets a kernel that isn't compiled yet.
+        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX)
         self.splits = splits
         slots = splits + self.shares
-        if slots > 1:
-            like: dict[str, Any] = {"dtype": torch.float32, "device": self.shape.device}
-            self.part = torch.empty((count, heads.query, slots, heads.dim), **like)
-            self.part_lse = torch.empty((count, heads.query, slots), **like)
+        like: dict[str, Any] = {"dtype": torch.float32, "device": self.shape.device}
+        self.part = torch.empty((count, heads.query, slots, heads.dim), **like)
+        self.part_lse = torch.empty((count, heads.query, slots), **like)
 
     def shared_rows(self) -> int:
         """Rows of one program over shared keys."""
@@ -124,7 +124,7 @@ class TritonAttention:
     def decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
         heads, batch, splits = self.shape.heads, self.batch, self.splits
         slots = splits + self.shares
-        alone, scale = slots == 1, self.shape.scale * LOG2_E  # alone: nothing is left to sum
+        scale = self.shape.scale * LOG2_E
         unused = batch.kv_len
         lens = unused if batch.shared is None else batch.shared.lens
         source = unused if batch.shared is None else batch.shared.source
@@ -167,8 +167,8 @@ class TritonAttention:
             self.table_rows,
             batch.kv_len,
             lens,
-            out if alone else self.part,
-            out if alone else self.part_lse,
+            self.part,
+            self.part_lse,
             out,
             scale,
             self.softcap,
@@ -188,9 +188,9 @@ class TritonAttention:
             **sizes,
             **self.launch,
         )
-        if alone:
-            return
-        self.kernels.combine_kernel[(q.shape[0], heads.query)](
+        # Most rows of a crowded step have nothing to sum: few programs find that out.
+        each = self.group if self.split_min == SPLIT_MIN_CROWDED else 1
+        self.kernels.combine_kernel[(q.shape[0], heads.query // each)](
             self.part,
             self.part_lse,
             batch.kv_len,
@@ -200,6 +200,7 @@ class TritonAttention:
             splits,
             slots,
             HQ=heads.query,
+            EACH=each,
             SLOTS=max(1 << (slots - 1).bit_length(), 2),
             SPLIT_MIN=self.split_min,
             WINDOW=window,

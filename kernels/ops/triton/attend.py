@@ -211,6 +211,7 @@ def combine_kernel(
     splits,
     slots,
     HQ: tl.constexpr,
+    EACH: tl.constexpr,  # heads of one program
     D: tl.constexpr,
     WIDE: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two >= slots
@@ -222,7 +223,6 @@ def combine_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -241,14 +241,16 @@ def combine_kernel(
     if SHARED:
         common = tl.cdiv(tl.cdiv(tl.load(source + 1), SHARES), BLOCK) * BLOCK
         used = used | ((nth >= splits) & (nth < slots) & ((nth - splits) * common < first))
-    place = (row * HQ + head) * slots + nth
-    lse = tl.load(part_lse + place, mask=used, other=float("-inf"))
-    peak = tl.maximum(tl.max(lse, 0), -1e30)
-    weight = tl.exp2(lse - peak)
-    load = used[:, None] & (at < D)[None, :]
-    parts = tl.load(part + place[:, None] * D + at[None, :], mask=load, other=0.0)
-    mixed = tl.sum(parts * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1e-30)
-    tl.store(out + (row * HQ + head) * D + at, mixed, mask=at < D)
+    for member in tl.static_range(EACH):
+        head = tl.program_id(1) * EACH + member
+        place = (row * HQ + head) * slots + nth
+        lse = tl.load(part_lse + place, mask=used, other=float("-inf"))
+        peak = tl.maximum(tl.max(lse, 0), -1e30)
+        weight = tl.exp2(lse - peak)
+        load = used[:, None] & (at < D)[None, :]
+        parts = tl.load(part + place[:, None] * D + at[None, :], mask=load, other=0.0)
+        mixed = tl.sum(parts * weight[:, None], 0) / tl.maximum(tl.sum(weight, 0), 1e-30)
+        tl.store(out + (row * HQ + head) * D + at, mixed, mask=at < D)
 
 
 @triton.jit(do_not_specialize_on_alignment=["table_rows", "query_start", "kv_len"])

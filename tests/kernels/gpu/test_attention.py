@@ -157,3 +157,16 @@ def test_a_shared_prefix_is_read_once_for_many_rows(
         backend.attend(0, q, k, v, out)
         error = float((out.double() - wanted.double()).norm() / wanted.double().norm())
         assert error < 2e-6, error
+
+
+def test_rows_that_fill_the_device_are_split_only_where_long(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels.attention import triton
+
+    # As if four rows were many: those of up to 64 keys are not split, the others are.
+    monkeypatch.setattr(triton, "PROGRAMS_WANTED", 1)
+    monkeypatch.setattr(triton, "SPLIT_MIN_CROWDED", 64)
+    mix = [(1, 300), (1, 10), (1, 64), (1, 129)]
+    check(device, "triton", mix, Heads(8, 2, 64), 16, torch.float32, None, 2e-6)
+    check(device, "triton", mix, Heads(8, 2, 64), 16, torch.float32, 50, 2e-6)
