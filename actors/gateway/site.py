@@ -9,7 +9,9 @@ when it ends, is cut after the settings' time; nothing here runs while nothing h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 import ssl
 from http import HTTPStatus
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
     from actors.gateway.actor import Gateway
 
 BACKLOG = 2048
+# asyncio accepts as many as its backlog before anything else has a turn. Two thousand clients at
+# once stopped the loop for longer than a node may be silent, and the gateway was killed for it.
+ACCEPTS_A_TURN = 16
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_GRACE_S = 2.0
+FILES_BESIDE = 1024  # idle connections, links, logs
 
 
 LOOPBACK = ("127.", "::1", "localhost")
@@ -57,6 +63,17 @@ def keys_of(path: str, variable: str) -> tuple[str, ...]:
     if variable in os.environ:
         keys += read_keys(os.environ[variable], variable)
     return keys
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Each connection is an open file, and many systems begin with 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if most > soft:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def tls_of(config: GatewayConfig) -> ssl.SSLContext | None:
@@ -175,6 +192,7 @@ class Site:
         """Binds, and serves from now on. Returns where. Raises OSError that names the address."""
         config = self.gateway.config
         tls = tls_of(config)
+        raise_file_limit(config.open_max + FILES_BESIDE)
         if self.app.access.is_open and not config.host.startswith(LOOPBACK):
             self.gateway.context.log.warning("anyone who reaches this address may use it: no keys")
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -208,10 +226,11 @@ class Site:
         self.server = await loop.create_server(
             lambda: Connection(times, uvicorn, self.state),
             sock=bound,
-            backlog=BACKLOG,
+            backlog=ACCEPTS_A_TURN,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else max(0.1, config.header_timeout_s),
         )
+        bound.listen(BACKLOG)  # the kernel's queue is longer than what asyncio takes at once
         await self.app.batches.open()
         host, port = bound.getsockname()[:2]
         return host, port
