@@ -15,7 +15,7 @@ from messages.config import Config
 
 CORES_BEHIND = 4  # root, engine, worker, metrics
 CORES_A_FRONT = 2  # its loop, and its threads that encode
-FRONT_ENDS_MAX = 4
+FRONT_ENDS_MAX = 2  # with four there was less to gain than their messages cost (bench/NOTES.md)
 
 
 class Machine(NamedTuple):
