@@ -40,6 +40,7 @@ HELP = {
     "histrio_step_rows": "Rows of a step.",
     "histrio_step_seconds": "From a step's leaving the scheduler to its result.",
     "histrio_streams_cut_total": "Calls that were cut because their client did not read.",
+    "histrio_batch_requests_total": "Lines of batches that were run, by HTTP status.",
     "histrio_streams_open": "Calls that have not ended.",
     "histrio_submits_lost_total": "Requests that could not be passed on and had no record left.",
     "histrio_ttft_seconds": "From the arrival of a request to its first token.",
