@@ -106,6 +106,7 @@ class Worker(Actor):
         self.lock = threading.Lock()  # of the runner, between the two threads
         self.watch = Watch(worker.hang_s)
         self.step_count = 0  # that have come and are not answered
+        self.epoch_come: int | None = None  # of the last step that came
 
     async def on_start(self) -> bytes:
         self.runner = await self.context.in_thread(self.load, lane="forward")
@@ -156,6 +157,12 @@ class Worker(Actor):
     def on_step(self, message: worker.Step) -> None:
         asker = self.context.sender
         assert asker is not None, "a step without a sender cannot be answered"
+        if message.epoch != self.epoch_come:
+            if message.step != 1:
+                # It waited in the mailbox of a life that crashed; whoever sent it ends with that.
+                self.context.count("histrio_stale_steps_total")
+                return
+            self.epoch_come = message.epoch
         self.step_count += 1
         if self.step_count == 1:
             self.watch.begin(self.progress())
