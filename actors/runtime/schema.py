@@ -6,10 +6,12 @@ that has loaded few of them. All processes of a run are of one version, and this
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from importlib import resources
 
 
+@functools.cache  # of what this process has loaded, whatever becomes of the files
 def hash_messages() -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     files = (file for file in resources.files("messages").iterdir() if file.name.endswith(".py"))
