@@ -73,8 +73,9 @@ class Injector:
         loop = asyncio.get_running_loop()
         kinds, weights = zip(*self.menu.weights.items(), strict=True)
         while True:
-            await asyncio.sleep(self.rng.expovariate(1.0 / self.menu.gap_s))
-            if loop.time() >= until_s:
+            next_s = loop.time() + self.rng.expovariate(1.0 / self.menu.gap_s)
+            await asyncio.sleep(min(next_s, until_s) - loop.time())
+            if next_s >= until_s:
                 break
             self.fire(self.rng.choices(kinds, weights)[0])
         self.end()

@@ -26,6 +26,7 @@ from messages.config import (
     Section,
     WorkerConfig,
 )
+from messages.types import unpack
 
 END = 2  # of the tiny tokenizer
 FACTORY = "bench.sim.rooms:ShadowRoom"
@@ -37,6 +38,7 @@ class Device(Section, frozen=True):
     step_s: float = 0.02
     credits: int = 2
     vocab_size: int = 512
+    poison: int | None = None  # a token that the device dies of, where a prompt begins with it
 
 
 class Pace:
@@ -84,6 +86,7 @@ class ShadowRoom(Actor):
             namespace_of=namespace_of,
         )
         self.steps: deque[tuple[worker.Step, Address]] = deque()
+        self.epoch_come: int | None = None
 
     async def on_start(self) -> bytes:
         self.rng = self.context.rng("forward")
@@ -93,9 +96,15 @@ class ShadowRoom(Actor):
 
     def on_step(self, message: worker.Step) -> None:
         assert self.context.sender is not None
+        for row in message.opened:
+            if unpack(row.tokens)[0] == self.device.poison:
+                raise RuntimeError("a simulated bug: the device dies of this prompt")
         newest = max((step.epoch for step, _ in self.steps), default=self.shadow.epoch or 0)
         # A scheduler that is dead must not speak after its successor.
         assert message.epoch >= newest, f"epoch {message.epoch} after {newest}"
+        if message.epoch != self.epoch_come and message.step != 1:
+            return  # as the real one: it waited in the mailbox of a life that crashed
+        self.epoch_come = message.epoch
         self.steps.append((message, self.context.sender))
         held = sum(step.epoch == message.epoch for step, _ in self.steps)
         assert held <= self.device.credits, f"{held} steps for {self.device.credits} credits"

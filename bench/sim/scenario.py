@@ -114,6 +114,7 @@ class Scenario(NamedTuple):
     shape: Shape
     asks: tuple[Ask, ...]
     menu: Menu
+    poison: int | None = None  # the worker dies of a prompt that begins with this token
 
 
 FAULTS = (

@@ -287,7 +287,7 @@ class World:
             scenario.seed, scenario.menu, self.house, self.wire, self.pace, self.nodes,
             self.tell_fault,
         )  # fmt: skip
-        device = Device(step_s=shape.step_s, credits=shape.credits)
+        device = Device(step_s=shape.step_s, credits=shape.credits, poison=scenario.poison)
         root, nodes = rooms.build(
             self.config(), device, PLACES[shape.placement], shape.restarts_max
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.sim.scenario import FAULTS, draw
+from bench.sim.scenario import FAULTS, Menu, draw
 from bench.sim.shadow import ShadowWorker
 from bench.sim.text import make_tokenizer
 from bench.sim.world import Result, run_world
@@ -70,6 +70,29 @@ def test_a_world_is_the_same_in_every_process() -> None:
         chains.append([line for line in ran.stdout.splitlines() if " chain " in line])
     assert len(chains[0]) == 2
     assert chains[0] == chains[1]
+
+
+@pytest.mark.parametrize("seed", range(300, 306))
+def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -> None:
+    """However many others are in flight with it, and are thrown back by its deaths."""
+    drawn = draw(seed, 60.0)
+    shape = drawn.shape._replace(
+        restarts_max=5, queued_max=64, mailbox_max=0, launch_s=0.05, placement="engine"
+    )
+    poison = 511
+    others = tuple(
+        ask._replace(at_s=5.0 + i / 100, reader="plain", namespace="", max_tokens=30)
+        for i, ask in enumerate(drawn.asks[:24])
+        if ask.prompt[0] != poison
+    )
+    guilty = others[0]._replace(name="guilty", at_s=5.1, prompt=(poison, 5, 6), stop_ids=())
+    peace = Menu(gap_s=1e9, weights={"kill": 1.0}, drop=0.0, repeat=0.0)
+    result = run_world(
+        drawn._replace(shape=shape, asks=(*others, guilty), menu=peace, poison=poison), model
+    )
+    assert result.refused == {"repeatedly_interrupted": 1}
+    assert result.whole_count == len(others)
+    assert not result.gave_up
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
