@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from messages.config import Config
 
 OK, FAILED, MISUSED = 0, 1, 2
+# What a server takes where the user says nothing and a GPU computes: steps long enough to fill it.
+GPU_DEFAULTS = {
+    "scheduler.prefill_budget": 8192,
+    "scheduler.running_max": 256,
+    "worker.memory_fraction": 0.9,
+}
 
 ABOUT = """\
 Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervised actors.
@@ -97,6 +103,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench idle                            what a server costs unasked
   python -m app bench front                           the front end, without a model
   python -m app bench mailbox | hop | planner | radix | ops | kl
+  python -m app bench gpu | gaps | gemv                  on an NVIDIA GPU
   python -m app bench structured                      what grammars cost
 
 `python -m app bench NAME --help` says more.
@@ -304,7 +311,10 @@ def settled(arguments: argparse.Namespace) -> Config:
     """Raises: SettingsError or SourceError, the user's fault."""
     from actors import run
 
-    found = run.settle(config_of(arguments), tell)
+    config = config_of(arguments)
+    if run.gpu_count() and config.model.device != "cpu":
+        config = config_of(arguments, GPU_DEFAULTS)
+    found = run.settle(config, tell)
     for reason in found.reasons:
         tell(reason)
     return found.config
@@ -556,6 +566,9 @@ BENCHES = (
     "radix",
     "ops",
     "kl",
+    "gpu",
+    "gaps",
+    "gemv",
     "structured",
     "fuzz",
 )

@@ -195,6 +195,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("worker", "grammar", "--grammar-backend", "engine of structured output"),
     Flag("worker", "hang_s", "--forward-hang", "seconds without progress that end a forward"),
     Flag("worker", "memory_fraction", "--memory-fraction", "of the free memory, for the KV pool"),
+    Flag("worker", "graphs", "--graphs", "capture steps as graphs, on a GPU"),
+    Flag("worker", "lazy_graphs", "--lazy-graphs", "capture them when first needed"),
     Flag("log", "dir", "--log-dir", "where each run gets a directory of logs", metavar="DIR"),
     Flag("log", "level", "--log-level", "least level that is written", choices=LEVELS),
     Flag("log", "file_bytes_max", "--log-file-bytes", "size at which a log file is rotated"),

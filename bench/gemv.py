@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
-from bench.report import median
-from kernels.ops.triton.gemv import gemv_kernel
+from bench.report import Report, median
 
 
 class Case(NamedTuple):
@@ -70,6 +68,8 @@ class Bench:
         self.out = torch.zeros(case.n, device="cuda", dtype=dtype)
 
     def launch(self, weight: torch.Tensor, shape: Shape, pdl: bool) -> None:
+        from kernels.ops.triton.gemv import gemv_kernel  # only here: it needs Triton
+
         case, (rows, block, warps, policy) = self.case, shape
         gemv_kernel[(-(-case.n // rows),)](
             weight,
@@ -119,8 +119,11 @@ class Bench:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench gemv", description=__doc__)
     parser.add_argument("--only-compile", default="", help="I/N: this share of the launches")
-    parser.add_argument("--out", default="")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
+    if not torch.cuda.is_available():
+        print("bench gemv: there is no CUDA device", file=sys.stderr)
+        return 2
     if found.only_compile:
         index, count = map(int, found.only_compile.split("/"))
         work = [(case, shape) for case in CASES for shape in launches(case)]
@@ -133,28 +136,24 @@ def main(words: Sequence[str]) -> int:
             bench.launch(bench.weights[0], shape, True)
         torch.cuda.synchronize()
         return 0
-    results: dict[str, list[tuple[float, Shape]]] = {}
+    report = Report("gemv", as_json=found.json, device=torch.cuda.get_device_name())
     for case in CASES:
         bench = Bench(case)
-        times = [
+        times = sorted(
             (bench.time_us(lambda weight, s=shape, b=bench: b.launch(weight, s, True)), shape)
             for shape in launches(case)
-        ]
-        times.sort()
-        best_us, best = times[0]
-        read = bench.weights[0].nbytes
-        library_us = bench.time_us(bench.library)
-        second = ", ".join(f"{us:.1f} {shape}" for us, shape in times[1:4])
-        print(
-            f"{case.name:<13} {best_us:7.2f} us {read / best_us / 1e6:5.2f} TB/s {best!s:<14} "
-            f"library {library_us:7.2f} us   then {second}",
-            flush=True,
         )
-        results[case.name] = times
+        best_us, best = times[0]
+        report.add(
+            product=case.name,
+            us=best_us,
+            tb_per_s=bench.weights[0].nbytes / best_us / 1e6,
+            launch=str(best),
+            library_us=bench.time_us(bench.library),
+            then=", ".join(f"{us:.1f} {shape}" for us, shape in times[1:4]),
+        )
         del bench
-    if found.out:
-        with open(found.out, "w", encoding="utf-8") as file:
-            json.dump(results, file)
+    report.close()
     return 0
 
 

@@ -95,6 +95,8 @@ class WorkerConfig(Section, frozen=True):
     grammar: str = "auto"  # the engine of structured output
     hang_s: Seconds = 1.5  # a forward without any progress for so long is hung
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+    graphs: bool = True  # steps are captured, where the device can
+    lazy_graphs: bool = False  # when first needed, not at the start
 
 
 class LogConfig(Section, frozen=True):

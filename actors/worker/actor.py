@@ -100,6 +100,8 @@ class Worker(Actor):
             grammar=worker.grammar,
             threads=worker.threads,
             memory_fraction=worker.memory_fraction,
+            graphs=worker.graphs,
+            lazy_graphs=worker.lazy_graphs,
         )
         self.runner: Runner
         self.epoch: int | None = None
@@ -141,7 +143,7 @@ class Worker(Actor):
 
         forget_freed()  # what a life before this one in the same process has left
         runner = Runner.load(Path(self.model.path), self.options, progress)
-        runner.warm_up()
+        runner.warm_up(progress)
         facts = runner.facts
         log.info(
             "model loaded",
