@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.ops.base import Heads
+from kernels.ops.base import Heads, Ops
 from kernels.ops.reference import ReferenceOps
 from kernels.quant.weight import DenseWeight
 
@@ -113,3 +113,9 @@ def test_one_row_products_agree(
     residual = noise(1, 2 * n, device=device, dtype=dtype, seed=5)
     wanted = residual.double() + x64 @ w64.t()
     assert far(ops.row(plain, x, residual, add=True), wanted) < limit
+
+
+def test_the_flavour_keeps_the_whole_contract(device: torch.device) -> None:
+    ops = ops_of(device)
+    missing = [name for name in vars(Ops) if not name.startswith("_") and not hasattr(ops, name)]
+    assert not missing, missing
