@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -252,8 +253,11 @@ class CellContext(Context):
     def __init__(self, cell: Cell, notes: Mapping[str, bytes], seed: int) -> None:
         self.cell = cell
         self.address = cell.address
+        # To stderr: what a bench prints on stdout is read by programs.
         self.log = structlog.wrap_logger(
-            structlog.PrintLogger(), processors=[structlog.processors.LogfmtRenderer()]
+            structlog.PrintLogger(sys.stderr),
+            processors=[structlog.processors.LogfmtRenderer()],
+            wrapper_class=structlog.make_filtering_bound_logger("info"),
         )
         self.notes = notes
         self.tally = Tally()

@@ -259,9 +259,11 @@ async def test_a_spare_that_is_dead_or_not_ready_is_done_without() -> None:
     dead = await warm_spare()
     dead.kill()
     await death_of(dead)
+    instead_of_dead, _ = await spawn("until_told", spare=dead)
+    # Not ready: it is asked for before its interpreter can have started.
     cold = spawn_child("n", {}, drop, ("time",))
-    for spare in (dead, cold):
-        child, _ = await spawn("until_told", spare=spare)
+    instead_of_cold, _ = await spawn("until_told", spare=cold)
+    for child, spare in ((instead_of_dead, dead), (instead_of_cold, cold)):
         assert child is not spare
         child.terminate()
         assert (await death_of(child)).exit_code == 0
