@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, Self, TypeVar, overload
 
 import msgspec
@@ -32,6 +32,7 @@ from messages.config import Config, Paths
 from messages.openai import ChatBody, CompletionBody
 from messages.types import FinishReason, Usage, unpack
 
+CANCEL_S = 5.0  # for a call that is cancelled to end
 T = TypeVar("T")
 Prompt = str | Sequence[int]
 # The reader is the caller itself, whom nobody else waits for: it may take its time.
@@ -317,12 +318,24 @@ class Engine:
             raise
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs `work` on the tree's loop and waits; Ctrl-C cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop_for(work))
+        """Runs `work` on the tree's loop and waits. Ctrl-C cancels it, and waits for it to end:
+        what it used may be used again at once."""
+        loop = self._loop_for(work)
+        ended: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def begin() -> None:
+            task = loop.create_task(work)
+            tasks.append(task)
+            task.add_done_callback(lambda task: settle(ended, task))
+
+        loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            return ended.result()
         finally:
-            future.cancel()
+            if not ended.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                wait([ended], CANCEL_S)
 
     async def _bring(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` on the tree's loop, whichever this one is."""
@@ -335,6 +348,16 @@ class Engine:
 async def next_of(batches: AsyncGenerator[list[Delta], None]) -> list[Delta]:
     """The next batch, or [] after the last."""
     return await anext(batches, [])
+
+
+def settle(ended: Future[T], task: asyncio.Task[T]) -> None:
+    """Passes on how `task` ended."""
+    if task.cancelled():
+        ended.set_exception(CancelledError())
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
 
 
 def delta_of(row: Row) -> Delta:

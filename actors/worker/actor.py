@@ -30,6 +30,7 @@ from messages import worker
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
 from messages.scheduler import Compiled
+from messages.system import Reason
 
 CPU_GRAIN_S = 0.02  # less than this in a look is what the loop itself uses
 FORWARD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -246,6 +247,11 @@ class Worker(Actor):
     def done(self, step: worker.Step, flight: Flight, begin_s: float) -> worker.StepDone:
         output = flight.result()
         return translate.step_done(step, output, int((time.perf_counter() - begin_s) * 1e6))
+
+    async def on_stop(self, reason: Reason) -> None:
+        """Steps that have begun end first: a thread inside the device's code when the interpreter
+        ends takes the whole process down with it."""
+        await self.context.in_thread(lambda: None, lane="forward")
 
     def on_end(self) -> None:
         """Whoever still holds this life, its model's memory is free for the next one."""
