@@ -126,11 +126,14 @@ class System:
             raise
 
     async def drain(self, grace_s: float) -> None:
-        """Lets each actor finish, the last started first. Returns at the latest after `grace_s`."""
+        """Lets each actor finish, the last started first. Returns at the latest after `grace_s`.
+
+        One that is just being (re)started has nothing to finish, and is not waited for.
+        """
         deadline_s = self.loop.time() + grace_s
         for leaf in reversed(self.leaves.values()):
             left_s = deadline_s - self.loop.time()
-            if leaf.is_alive and left_s > 0:
+            if leaf.is_alive and leaf.path not in self._starting and left_s > 0:
                 await self._drain_leaf(leaf, left_s)
 
     async def _drain_leaf(self, leaf: Leaf, left_s: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from actors.runtime.context import Died, Rejected, Reply, TimedOut
 from actors.runtime.transport.memory import Weather
 from messages.system import Cause, Undelivered
-from tests.runtime.players import Add, Ask, Crash, Relay, Sleep, Text, Total, Watch
+from tests.runtime.players import Add, Ask, Crash, Relay, Settings, Sleep, Text, Total, Watch
 from tests.runtime.stage import Play, Restart, child, play, tree
 
 pytestmark = pytest.mark.sim(seeds=4)
@@ -257,6 +257,19 @@ async def test_drain_ends_when_its_grace_is_over() -> None:
         began_s = asyncio.get_running_loop().time()
         await p.system.drain(0.5)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(0.5)
+
+
+async def test_drain_does_not_wait_for_an_actor_that_is_being_restarted() -> None:
+    async with play(
+        tree(child("a", arguments={"settings": Settings(start_s=20)}), child("b"))
+    ) as p:
+        p.tell("a", Crash("now"))
+        await settle()
+        assert p.state("a") == "starting"
+        began_s = asyncio.get_running_loop().time()
+        await p.system.drain(10)
+        assert asyncio.get_running_loop().time() == pytest.approx(began_s)
+        assert p.state("b") == "draining"
 
 
 async def test_a_reply_to_an_asker_that_died_is_dropped_and_counted() -> None:
