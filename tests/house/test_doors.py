@@ -13,13 +13,13 @@ import httpx
 import openai
 import pytest
 
-from tests.house.server import WAIT_S, Server, eventually
+from tests.house.server import Server, eventually
 
 CHAT = "/v1/chat/completions"
 
 
 def client_of(server: Server, key: str = "alpha") -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.url + "/v1", api_key=key, max_retries=0, timeout=WAIT_S)
+    return server.client(key)
 
 
 def request(number: int, model: str) -> dict[str, Any]:
