@@ -20,7 +20,7 @@ from messages import cache
 from messages.base import Address
 from messages.config import SchedulerConfig
 from messages.scheduler import Acquired, Deferred, Granted, Probed, Submit
-from messages.types import Sampling, StopRules, pack
+from messages.types import Sampling, StopRules, pack, unpack
 from messages.worker import Facts, Step
 
 
@@ -29,6 +29,7 @@ class Run:
     """When each request's tokens came, in seconds after the first was submitted."""
 
     arrivals_s: dict[str, list[float]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)  # what was generated
     end_s: float = 0.0
     step_count: int = 0
     prefill_step_count: int = 0
@@ -44,7 +45,12 @@ class House:
     epoch = 0
 
     def __init__(
-        self, runner: Runner, running_max: int, prefill_budget: int, policy: str = "lpm"
+        self,
+        runner: Runner,
+        running_max: int,
+        prefill_budget: int,
+        policy: str = "lpm",
+        prefix_cache: bool = True,
     ) -> None:
         House.epoch += 1
         facts = runner.facts
@@ -69,7 +75,7 @@ class House:
             ),
             epoch=House.epoch,
         )
-        self.ledger = Ledger(facts.page_count, facts.page_size)
+        self.ledger = Ledger(facts.page_count, facts.page_size, prefix_cache=prefix_cache)
         self.flying: deque[tuple[Step, Flight]] = deque()
         self.name_count = 0
         self.run_now = Run()
@@ -85,6 +91,7 @@ class House:
         self.begin_s = time.perf_counter()
         for message in messages:
             run.arrivals_s[message.request] = []
+            run.tokens[message.request] = []
             self.schedule.submit(message, self.now_s())
             self.go_on()
         waited_s = 0.0
@@ -129,6 +136,7 @@ class House:
                 for tail in mail.take().rows:
                     if tail.tokens:
                         self.run_now.arrivals_s[tail.request].append(now_s)
+                        self.run_now.tokens[tail.request] += unpack(tail.tokens)
                     assert tail.problem is None, tail.problem
             output.landed.clear()
             output.queue_s.clear()
