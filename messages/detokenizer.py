@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from messages.base import Address, Message, Part
-from messages.types import FinishReason, Int32s, Logprob, Problem, StopRules, Usage
+from messages.types import FinishReason, Float32s, Int32s, Logprob, Problem, StopRules, Usage
 
 
 class Open(Part, frozen=True):
@@ -32,6 +32,7 @@ class Tail(Part, frozen=True):
     # In a tail of its own, without tokens: of prompt tokens from `prompt_index` on.
     prompt_logprobs: tuple[Logprob, ...] = ()
     prompt_index: int = 0
+    vector: Float32s = b""  # with the first token, where `Sampling` asks for one
 
 
 class Tokens(Message, frozen=True):

@@ -8,7 +8,7 @@ in exactly one terminal message: a `Delta` with `finish`, or `Failed`. Whatever 
 from __future__ import annotations
 
 from messages.base import Message, Part
-from messages.types import FinishReason, Logprob, Problem, Usage
+from messages.types import FinishReason, Float32s, Logprob, Problem, Usage
 
 
 class TokenLogprob(Part, frozen=True):
@@ -38,6 +38,7 @@ class Delta(Part, frozen=True):
     # again; the first one's says nothing.
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_index: int = 0
+    vector: Float32s = b""  # with the first token, where `Sampling` asks for one
 
 
 class Deltas(Message, frozen=True):

@@ -51,6 +51,7 @@ class Encode(Message, frozen=True):
     bad_words: tuple[str, ...] = ()  # become `sampling.bad_sequences`
     # Keep the last tokens of the prompt only. 0: as many as leave room for `max_tokens`. None: all.
     truncate_len: int | None = None
+    label_words: tuple[str, ...] = ()  # become `sampling.label_ids`; one token each
 
 
 class Cancel(Message, frozen=True):

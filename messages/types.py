@@ -1,7 +1,7 @@
 """This file holds the vocabulary that more than one room needs. No behaviour beyond validation.
 
 Buffers: token ids, page ids, slots and counts travel as raw little-endian int32 (`Int32s`), made by
-`pack` and read by `unpack`.
+`pack` and read by `unpack`; vectors as raw float32 (`Float32s`), `pack_floats`, `unpack_floats`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from messages.base import Part
 
 Int32s = bytes
+Float32s = bytes
 
 
 def pack(values: Iterable[int]) -> Int32s:
@@ -23,6 +24,18 @@ def pack(values: Iterable[int]) -> Int32s:
 def unpack(buffer: Int32s) -> array[int]:
     """Decodes what `pack` made."""
     values: array[int] = array("i")
+    values.frombytes(buffer)
+    return values
+
+
+def pack_floats(values: Iterable[float]) -> Float32s:
+    """Encodes numbers as little-endian float32."""
+    return array("f", values).tobytes()
+
+
+def unpack_floats(buffer: Float32s) -> array[float]:
+    """Decodes what `pack_floats` made."""
+    values: array[float] = array("f")
     values.frombytes(buffer)
     return values
 
@@ -56,6 +69,11 @@ class Sampling(Part, frozen=True):
     # A token is barred that would complete one of them, of generated tokens.
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's own tokens
+    # What the model makes of the prompt's last token comes with the first token, as `Tail.vector`:
+    # its final hidden state, scaled to length 1; or the log probabilities of these ids behind it,
+    # of the bare logits. At most one of the two.
+    want_vector: bool = False
+    label_ids: tuple[int, ...] = ()
 
 
 class Grammar(Part, frozen=True):

@@ -10,7 +10,7 @@ or `StepFailed` to its sender.
 from __future__ import annotations
 
 from messages.base import Message, Part
-from messages.types import Grammar, Int32s, Logprob, Sampling
+from messages.types import Float32s, Grammar, Int32s, Logprob, Sampling
 
 
 class Row(Part, frozen=True):
@@ -53,6 +53,13 @@ class PromptPart(Part, frozen=True):
     logprobs: tuple[Logprob, ...]
 
 
+class Vector(Part, frozen=True):
+    """What a row has made of its prompt, where it asked: see `Sampling.want_vector`."""
+
+    slot: int
+    values: Float32s
+
+
 class StepDone(Message, frozen=True):
     """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out.
 
@@ -70,6 +77,7 @@ class StepDone(Message, frozen=True):
     detail: str = ""
     refused: Int32s = b""  # those of `failed` whose constraint is at fault
     prompts: tuple[PromptPart, ...] = ()  # of rows that asked, for what this step has computed
+    vectors: tuple[Vector, ...] = ()  # of those of `slots` that asked, with their first token
 
 
 class StepFailed(Message, frozen=True):
@@ -101,6 +109,9 @@ class Facts(Part, frozen=True):
     device: str
     credits: int = 2
     parameter_count: int = 0
+    hidden_len: int = 0  # of the vectors
+    # To what a vector may be cut (Matryoshka): None: not at all; (): to any length.
+    vector_lens: tuple[int, ...] | None = None
 
 
 In = Step | Compile
