@@ -95,32 +95,48 @@ class SimLoop(asyncio.BaseEventLoop):
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         """Cancelled timers are dropped when their time comes."""
 
-    # One step
+    # Steps
 
     def _run_once(self) -> None:
-        self._drop_cancelled()
-        if not self._ready:
-            if self._timers:
-                self._now_s = max(self._now_s, self._timers[0][0])
+        """Steps until the loop is to stop: asyncio's own round about each would cost as much as
+        many a step does."""
+        while True:
+            self._step()
+            if self._stopping:
+                return
+
+    def _step(self) -> None:
+        """One callback, or none where the next one is cancelled or held."""
+        ready, timers = self._ready, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not ready:
+            if timers:
+                self._now_s = max(self._now_s, timers[0][0])
             elif not self._stopping:
                 raise Deadlock(self._describe("every task waits for ever"))
-        while self._timers and self._timers[0][0] <= self._now_s:
-            _, _, timer = heapq.heappop(self._timers)
+        now_s = self._now_s
+        while timers and timers[0][0] <= now_s:
+            timer = heapq.heappop(timers)[2]
             timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
-                self._ready.append(timer)
-        if not self._ready:
+            if not timer._cancelled:
+                ready.append(timer)
+        if not ready:
             return
-        handle = self._pick()
-        if handle.cancelled() or (self.holds is not None and self.holds(handle)):
+        if self._rng is not None and len(ready) > 1:
+            # Uniform: each task has one ready callback at most, so its own order is kept, and no
+            # task is starved for ever.
+            ready.rotate(-self._rng.randrange(len(ready)))
+        handle = ready.popleft()
+        if handle._cancelled or (self.holds is not None and self.holds(handle)):
             return
         self.step_count += 1
         if self.step_count > self.steps_max:
             limit = self.steps_max
             self.steps_max += limit  # so that what is cancelled now can still end,
-            self._ready.appendleft(handle)  # this one too
+            ready.appendleft(handle)  # this one too
             raise StepsExceeded(self._describe(f"more than {limit} steps"))
-        self.last_steps.append((self._now_s, handle))
+        self.last_steps.append((now_s, handle))
         handle._run()
         if self.after_step is not None:
             self.after_step()
@@ -128,20 +144,6 @@ class SimLoop(asyncio.BaseEventLoop):
     def release(self, handle: events.Handle) -> None:
         """Gives back a step that `holds` has taken away."""
         self._ready.append(handle)
-
-    def _drop_cancelled(self) -> None:
-        while self._timers and self._timers[0][2].cancelled():
-            heapq.heappop(self._timers)
-
-    def _pick(self) -> events.Handle:
-        ready = self._ready
-        if self._rng is not None and len(ready) > 1:
-            # Uniform: each task has one ready callback at most, so its own order is kept, and no
-            # task is starved for ever.
-            ready.rotate(-self._rng.randrange(len(ready)))
-            handle = ready.popleft()
-            return handle
-        return ready.popleft()
 
     def _describe(self, what: str) -> str:
         steps = "\n  ".join(f"{at_s:.6f} {_name_of(h)}" for at_s, h in self.last_steps)
