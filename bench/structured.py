@@ -97,7 +97,13 @@ def main(words: Sequence[str]) -> int:
 
 def use(runner: Runner, vocab: Vocab, engine: str) -> Constrainer:
     facts = runner.facts
-    table = TokenTable(vocab.token_bytes, vocab.special, facts.eos_ids, facts.vocab_size)
+    table = TokenTable(
+        vocab.token_bytes,
+        vocab.special,
+        facts.eos_ids,
+        facts.vocab_size,
+        lambda text: vocab.encode(text, add_special=False),
+    )
     return runner.use_vocabulary(table, engine)
 
 

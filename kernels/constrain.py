@@ -43,6 +43,8 @@ class TokenTable:
     special: frozenset[int]  # never part of a text
     eos_ids: tuple[int, ...]  # at least one
     vocab_size: int  # columns of the logits
+    # How the model's tokenizer cuts a text, without what it adds around one; for any thread.
+    encode: Callable[[str], list[int]] | None = None
 
 
 class Matcher(Protocol):

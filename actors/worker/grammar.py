@@ -54,5 +54,6 @@ class Grammars:
                 special=vocab.special,
                 eos_ids=eos_ids,
                 vocab_size=facts.vocab_size,
+                encode=lambda text: vocab.encode(text, add_special=False),
             )
             return self.runner.use_vocabulary(table)

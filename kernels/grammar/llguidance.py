@@ -25,13 +25,14 @@ PROBES = 2  # masks tried when a grammar is compiled
 # What one mask may cost. Beyond it the constraint is refused: about 500 optional properties of one
 # object, and a few hundredths of a second.
 LIMITS = {"verbose_errors": False, "max_items_in_row": 2000, "step_max_items": 50_000}
+MARK = "\x02"  # a character that joins no other
 BLANKS = r"[\x20\x0A\x0D\x09]"
 JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
 
 
 class Vocabulary:
-    """The model's tokens as the library wants them. Text is cut greedily: it is only needed for
-    tokens that a grammar forces, which this engine does not use."""
+    """The model's tokens as the library wants them, and how forced text is cut into them: the
+    library bars all other ways to spell it."""
 
     def __init__(self, table: TokenTable) -> None:
         # One for each column of the logits: the library takes the vocabulary's size from here.
@@ -43,13 +44,43 @@ class Vocabulary:
         self.eos_token_id = table.eos_ids[0]
         self.bos_token_id = None
         self.special_token_ids: list[int] = []
-        self.one_byte = {
-            piece: token for token, piece in enumerate(table.pieces) if len(piece) == 1
+        self.encode = table.encode
+        self.mark_ids = [] if self.encode is None else self.encode(MARK)
+        self.by_piece = {
+            piece: token
+            for token, piece in enumerate(self.tokens)
+            if piece and token not in table.special
         }
+        self.piece_len_max = max(map(len, self.by_piece), default=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        ids = (self.one_byte.get(bytes([byte])) for byte in text)
-        return [token for token in ids if token is not None]
+        """Ids that spell `text` (UTF-8), as the model's tokenizer does it."""
+        if self.encode is not None:
+            words = text.decode()
+            ids = self.encode(words)
+            if self.spells(ids, text):
+                return ids
+            # It may put a blank before a text, or know a special token in it.
+            ids = self.encode(MARK + words)
+            count = len(self.mark_ids)
+            if ids[:count] == self.mark_ids and self.spells(ids[count:], text):
+                return ids[count:]
+        return self.longest(text)
+
+    def spells(self, ids: list[int], text: bytes) -> bool:
+        return b"".join([self.tokens[token] for token in ids]) == text
+
+    def longest(self, text: bytes) -> list[int]:
+        """Always the longest token that fits; a byte that no token has is left out."""
+        ids, at = [], 0
+        while at < len(text):
+            for end in range(min(at + self.piece_len_max, len(text)), at, -1):
+                token = self.by_piece.get(text[at:end])
+                if token is not None:
+                    ids.append(token)
+                    break
+            at = end
+        return ids
 
 
 class Llguidance:

@@ -174,6 +174,35 @@ def test_text_is_free_until_a_trigger_and_behind_its_end(constrainer: Constraine
     assert says("5</f> é")
 
 
+@pytest.mark.parametrize("blank", ["", " "])
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [("name!", [b"na", b"me", b"!"]), ("<ctl> name!", [*b"<ctl> ", b"na", b"me", b"!"])],
+)
+def test_forced_text_is_spelled_as_the_tokenizer_does_it(
+    blank: str, text: str, cut: list[bytes | int]
+) -> None:
+    """Also by one that puts a blank before each text. What it takes for a special token is spelled
+    by other pieces."""
+    pieces = [*PIECES, b"na", b"me", b"name"]
+    ids = {piece: token for token, piece in reversed(list(enumerate(pieces)))}
+
+    def encode(text: str) -> list[int]:
+        return [ids[word.encode()] for word in re.findall("na|me|<ctl>|.", blank + text)]
+
+    known = TokenTable(pieces, frozenset({EOS, CONTROL}), (EOS,), len(pieces), encode)
+    held = Constrainer(load_engine("auto", known), known)
+    held.open(0, Constraint("regex", f"[0-9]{text}"), [])
+    held.take(ints([0]), ints([ids[b"7"]]))
+    said: list[bytes] = []
+    while (masks := held.masks(ints([0]))) is not None:
+        allowed = np.flatnonzero(masks.allowed(len(pieces))[0]).tolist()
+        assert len(allowed) == 1, [pieces[token] for token in allowed]
+        held.take(ints([0]), ints(allowed))
+        said += [pieces[token] for token in allowed if token != EOS]
+    assert said == [bytes([part]) if isinstance(part, int) else part for part in cut]
+
+
 def test_an_ended_row_is_free(constrainer: Constrainer) -> None:
     constrainer.clear()
     constrainer.open(0, Constraint("choice", '["left"]'), [])
