@@ -44,6 +44,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     presence_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -58,7 +59,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     stream_interval: Int32 | None = None  # taken, and not used: each step is an event
     # What we do not have: anything but null is refused by name.
     structural_tag: msgspec.Raw = NOT_GIVEN
-    stop_regex: msgspec.Raw = NOT_GIVEN
     custom_params: msgspec.Raw = NOT_GIVEN
 
 

@@ -47,7 +47,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     moderation: msgspec.Raw = NOT_GIVEN
     suffix: msgspec.Raw = NOT_GIVEN
     use_beam_search: msgspec.Raw = NOT_GIVEN
-    stop_regex: msgspec.Raw = NOT_GIVEN
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
     custom_logit_processor: msgspec.Raw = NOT_GIVEN
@@ -135,6 +134,7 @@ class Generation(Constraints, kw_only=True, frozen=True):
     n: int | None = None
     seed: Int64 | None = None  # every value is a seed, also -1
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None  # a match ends the text; see api/openai.md
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     no_stop_trim: bool | None = None  # SGLang's name for the same

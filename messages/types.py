@@ -91,6 +91,16 @@ class Grammar(Part, frozen=True):
     param: str = ""  # the field of the body that asked for it
 
 
+class StopPattern(Part, frozen=True):
+    """A stop expression as an automaton: a state for each character of it, no empty moves."""
+
+    text: str  # as the client has it; what `matched` says
+    classes: tuple[str, ...]  # by state: what leads there, a class of one character for `re`
+    first: Int32s  # states where a match begins
+    last: Int32s  # where it may end
+    follows: tuple[Int32s, ...]  # by state: where it may go on
+
+
 class StopRules(Part, frozen=True):
     """What ends the text, beside tokens. Read by the detokenizer."""
 
@@ -100,6 +110,8 @@ class StopRules(Part, frozen=True):
     skip_special: bool = True
     want_token_ids: bool = False
     continues_prompt: bool = False  # a completion: SentencePiece's first space is kept
+    patterns: tuple[StopPattern, ...] = ()
+    pattern_chars_max: int = 1024  # a longer match of a pattern is none
 
 
 class Logprob(Part, frozen=True):

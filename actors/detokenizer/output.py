@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from actors.detokenizer.pattern import automaton_of
 from actors.detokenizer.stop import StopMatcher, StopStrings
 from actors.detokenizer.stream import open_stream
 from actors.vocab.pieces import Pieces
@@ -53,8 +54,14 @@ class Output:
             pieces, skip_special=rules.skip_special, continues=rules.continues_prompt
         )
         self.matcher = (
-            StopMatcher(StopStrings(rules.strings), keep_match=rules.keep_match)
-            if rules.strings
+            StopMatcher(
+                StopStrings(rules.strings),
+                keep_match=rules.keep_match,
+                patterns=automaton_of(rules.patterns, rules.pattern_chars_max)
+                if rules.patterns
+                else None,
+            )
+            if rules.strings or rules.patterns
             else None
         )
         self.token_count = 0

@@ -1,17 +1,21 @@
 """This file finds stop strings in a text that arrives in pieces, and holds back what may be one.
 
 It does not know tokens or requests. All stop strings are looked for at once, character by
-character, by an automaton whose states are the beginnings of stop strings.
+character, by an automaton whose states are the beginnings of stop strings; stop expressions, where
+there are some, by theirs (`pattern.py`).
 
 Laws: the result does not depend on where the text is cut; the match that ends first wins, the
 longest of those that end there; what is held back is the longest end of the text that is a proper
-beginning of a stop string, so nothing of a match is ever returned, and nothing else is kept.
+beginning of a match, so nothing of a match is ever returned, and nothing else is kept. It is less
+than the longest stop string, and with expressions less than their `chars_max`.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+
+from actors.detokenizer.pattern import PatternRun, Patterns
 
 
 class StopStrings:
@@ -65,13 +69,20 @@ class StopStrings:
 
 
 class StopMatcher:
-    """One request's text on its way through a StopStrings."""
+    """One request's text on its way through a StopStrings, and through Patterns if given."""
 
-    __slots__ = ("held", "keep_match", "matched", "state", "strings")
+    __slots__ = ("held", "keep_match", "matched", "run", "state", "strings")
 
-    def __init__(self, strings: StopStrings, *, keep_match: bool = False) -> None:
+    def __init__(
+        self,
+        strings: StopStrings,
+        *,
+        keep_match: bool = False,
+        patterns: Patterns | None = None,
+    ) -> None:
         self.strings = strings
         self.keep_match = keep_match
+        self.run = None if patterns is None else PatternRun(patterns)
         self.matched: str | None = None
         self.held = ""
         self.state = 0
@@ -79,35 +90,49 @@ class StopMatcher:
     def push(self, text: str, *, counts: bool = True) -> str:
         """The text that is now certain not to be part of a match.
 
-        Sets `matched` when a stop string is complete; the rest of `text` is then dropped. With
-        `counts` false a complete one does not count (but one that it has begun may, later).
+        Sets `matched` when a match is complete; the rest of `text` is then dropped. With `counts`
+        false a complete one does not count (but one that it has begun may, later).
         """
         assert self.matched is None, "text after the match"
-        strings, state = self.strings, self.state
-        if state == 0 and strings.starts.isdisjoint(text):
+        strings, state, run = self.strings, self.state, self.run
+        if run is None and state == 0 and strings.starts.isdisjoint(text):
             return text
         moves, ends = strings.moves, strings.ends
         for index, character in enumerate(text):
             state = moves[state].get(character, 0)
             end = ends[state]
+            length = 0 if end is None else len(end)
+            if run is not None:
+                found = run.step(character)
+                if found is not None and found[0] > length:
+                    length, end = found
             if end is not None and counts:
                 self.matched = end
                 whole = self.held + text[: index + 1]
                 self.held = ""
-                return whole if self.keep_match else whole[: len(whole) - len(end)]
+                return whole if self.keep_match else whole[: len(whole) - length]
         self.state = state
         whole = self.held + text
-        cut = len(whole) - strings.holds[state]
+        cut = len(whole) - max(strings.holds[state], 0 if run is None else run.held)
         self.held = whole[cut:]
         return whole[:cut]
 
     def finish(self) -> str:
         """What is held back: no match came of it."""
         held, self.held, self.state = self.held, "", 0
+        if self.run is not None:
+            self.run = PatternRun(self.run.patterns)
         return held
 
     def check(self) -> None:
-        """What is held is a proper beginning of a stop string, and matches nothing yet."""
-        assert self.strings.holds[self.state] == len(self.held), (self.state, self.held)
-        beginnings = [s for s in self.strings.strings if s.startswith(self.held) and s != self.held]
-        assert not self.held or beginnings, self.held
+        """What is held is a proper beginning of a match, and matches nothing yet."""
+        length = self.strings.holds[self.state]
+        if self.run is not None:
+            length = max(length, self.run.held)
+        assert length == len(self.held), (self.state, self.held)
+        if self.run is None:
+            strings = self.strings.strings
+            beginnings = [s for s in strings if s.startswith(self.held) and s != self.held]
+            assert not self.held or beginnings, self.held
+        else:
+            assert self.run.held < self.run.patterns.full.bit_length(), self.held

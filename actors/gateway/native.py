@@ -147,7 +147,7 @@ def read_rids(given: GenerateBody, count: int) -> tuple[str, ...]:
 def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[], int]) -> Ask:
     """One prompt as a completion of its own."""
     params = item.params
-    for name in ("structural_tag", "stop_regex", "custom_params"):
+    for name in ("structural_tag", "custom_params"):
         if bytes(getattr(params, name)) not in NOTHING:
             raise invalid(f"`{name}` is not supported.", f"sampling_params.{name}")
     max_tokens = NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
@@ -165,6 +165,7 @@ def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[],
         presence_penalty=params.presence_penalty,
         repetition_penalty=params.repetition_penalty,
         stop=params.stop or None,
+        stop_regex=params.stop_regex or None,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
         skip_special_tokens=params.skip_special_tokens,

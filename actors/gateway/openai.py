@@ -18,6 +18,7 @@ from actors.gateway.call import Call, Prompt
 from actors.gateway.constraint import read_constraint
 from actors.gateway.conversation import read_conversation
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.pattern import MOVES_MAX, BadPattern, move_count, read_pattern
 from actors.gateway.shape import Parsers, Shape, read_shape
 from messages.config import GatewayConfig
 from messages.openai import (
@@ -28,7 +29,7 @@ from messages.openai import (
     Unsupported,
 )
 from messages.tokenizer import Defaults
-from messages.types import Fault, Grammar, Problem, Sampling, StopRules, pack
+from messages.types import Fault, Grammar, Problem, Sampling, StopPattern, StopRules, pack
 
 COMPLETION_MAX_TOKENS = 16
 # One bias entry costs the sampler a write in each step: enough for whole scripts, not for a
@@ -407,10 +408,33 @@ def read_stop(body: Generation, limits: Limits) -> StopRules:
             )
     return StopRules(
         strings=tuple(dict.fromkeys(strings)),
+        patterns=read_patterns(body, limits),
+        pattern_chars_max=limits.config.stop_chars_max,
         keep_match=bool(body.include_stop_str_in_output or body.no_stop_trim),
         min_tokens=body.min_tokens or 0,
         skip_special=True if body.skip_special_tokens is None else body.skip_special_tokens,
     )
+
+
+def read_patterns(body: Generation, limits: Limits) -> tuple[StopPattern, ...]:
+    given = body.stop_regex
+    texts = [] if given is None else [given] if isinstance(given, str) else given
+    if len(texts) > limits.config.stops_max:
+        raise invalid(f"At most {limits.config.stops_max} stop expressions.", "stop_regex")
+    patterns: list[StopPattern] = []
+    moves_left = MOVES_MAX
+    for text in dict.fromkeys(texts):
+        if len(text) > limits.config.stop_chars_max:
+            raise invalid(
+                f"A stop expression may have at most {limits.config.stop_chars_max} characters.",
+                "stop_regex",
+            )
+        try:
+            patterns.append(read_pattern(text, moves_left))
+        except BadPattern as error:
+            raise invalid(f"`stop_regex` has a wrong expression: {error}.", "stop_regex") from None
+        moves_left -= move_count(patterns[-1])
+    return tuple(patterns)
 
 
 def read_namespace(body: Generation) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.detokenizer.output import Output
+from actors.gateway.pattern import read_pattern
 from messages.base import Address
 from messages.detokenizer import Open, Tail
 from messages.gateway import Delta
@@ -114,6 +116,43 @@ def test_a_replay_of_what_was_emitted_goes_on_as_if_nothing_had_happened(
     assert before + after == "".join(delta.text for delta in whole)
     assert resumed[0].index == cut
     assert (resumed[-1].finish, resumed[-1].usage) == (whole[-1].finish, whole[-1].usage)
+
+
+@settings(max_examples=200)
+@given(
+    cut=st.integers(0, len(IDS)),
+    sizes=st.lists(st.integers(1, 5), max_size=30),
+    expression=st.sampled_from(["o[wv]", r"\n+o", "🦊.*\\.|l.z", "[a-z]{6}", "q.*k b", "zz+"]),
+    keep=st.booleans(),
+)
+def test_a_stop_expression_ends_the_text_alike_however_tokens_come_and_after_a_replay(
+    cut: int, sizes: list[int], expression: str, keep: bool
+) -> None:
+    rules: dict[str, Any] = {
+        "patterns": (read_pattern(expression),),
+        "keep_match": keep,
+        "strings": ("jumps\n\nover t",),
+    }
+    ends = [
+        (end, begin)
+        for end in range(len(TEXT) + 1)
+        for begin in range(end)
+        if re.fullmatch(f"{expression}|jumps\n\nover t", TEXT[begin:end])
+    ]
+    expected = TEXT if not ends else TEXT[: ends[0][0] if keep else ends[0][1]]
+    whole = play(output(**rules), IDS, [1] * len(IDS), **LENGTH)
+    grouped = play(output(**rules), IDS, sizes, **LENGTH)
+    resumed = []
+    if cut < len(whole):
+        resumed = play(output(emitted=IDS[:cut], **rules), IDS, sizes, cut, **LENGTH)
+    text = "".join(delta.text for delta in whole)
+    assert "".join(delta.text for delta in grouped) == text == expected
+    assert whole[-1].finish is (FinishReason.STOP if ends else FinishReason.LENGTH)
+    assert (grouped[-1].finish, grouped[-1].matched) == (whole[-1].finish, whole[-1].matched)
+    assert grouped[-1].usage == whole[-1].usage
+    if resumed:
+        assert text.endswith("".join(delta.text for delta in resumed))
+        assert (resumed[-1].matched, resumed[-1].usage) == (whole[-1].matched, whole[-1].usage)
 
 
 def test_after_a_match_nothing_more_comes_until_the_scheduler_is_through() -> None:

@@ -155,13 +155,14 @@ LACKING = (
         *(({name: "x"}, name) for name in LACKING),
         *(
             ({"sampling_params": {name: {"x": 1}}}, f"sampling_params.{name}")
-            for name in ("structural_tag", "stop_regex", "custom_params")
+            for name in ("structural_tag", "custom_params")
         ),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"top_p": 1.5}}, "sampling_params.top_p"),
         ({"sampling_params": {"top_k": -2}}, "sampling_params.top_k"),
         ({"sampling_params": {"n": 0}}, "sampling_params.n"),
         ({"sampling_params": {"stop": [""]}}, "sampling_params.stop"),
+        ({"sampling_params": {"stop_regex": ["a", "^b"]}}, "sampling_params.stop_regex"),
         ({"sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias"),
         ({"sampling_params": {"logit_bias": {str(V): 1}}}, "sampling_params.logit_bias"),
         ({"sampling_params": {"stop_token_ids": [V]}}, "sampling_params.stop_token_ids"),

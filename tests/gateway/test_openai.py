@@ -118,6 +118,7 @@ WRONG = [
     ("presence_penalty", [-2.1, 2.1]),
     ("frequency_penalty", [-2.1, 2.1]),
     ("stop", [5, "", [""], ["", "x"], [1], ["x"] * 17, "x" * 1025]),
+    ("stop_regex", [5, "", ["a", ""], "a*", "a$", "(", [1], ["x"] * 17, "x" * 1025]),
     ("stop_token_ids", [[V], [-1], ["1"], [2**70]]),
     ("logit_bias", [{str(V): 5}, {str(V + 100_000): -100}, {"-1": 5}, {"abc": 1}, {"5": 101}]),
     ("logit_bias", [{"5": "x"}, {"5": True}, [], {"": 1}, {"٣": 1}, {"1" * 5000: 1}]),
@@ -159,7 +160,24 @@ def test_the_bounds_themselves_are_taken() -> None:
     assert chat(repetition_penalty=5).call.sampling.repetition_penalty == 5.0
     assert chat(stop=[]).call.stop.strings == ()
     assert chat(stop="x" * 1024).call.stop.strings == ("x" * 1024,)
-    assert chat(user=None) == chat()
+
+
+def test_stop_expressions_go_to_the_detokenizer_as_automata() -> None:
+    for read in (chat, completion):
+        stop = read(stop_regex=["a+b", r"\d{3}", "a+b"], stop="x", no_stop_trim=True).call.stop
+        assert [pattern.text for pattern in stop.patterns] == ["a+b", r"\d{3}"]
+        assert [len(pattern.classes) for pattern in stop.patterns] == [2, 3]
+        assert (stop.strings, stop.keep_match) == (("x",), True)
+        assert stop.pattern_chars_max == LIMITS.config.stop_chars_max
+        assert read(stop_regex="a").call.stop.patterns[0].text == "a"
+        assert read(stop_regex=[]).call.stop.patterns == ()
+
+
+def test_the_expressions_of_a_request_share_one_bound() -> None:
+    """B189: many that are fine by themselves can be too much together."""
+    heavy = [f"(?:{'|'.join('abcdefghijklmnopqrst')})+{nth}" for nth in range(16)]
+    assert chat(stop_regex=heavy[:8]).call.stop.patterns
+    assert param_of(chat, stop_regex=heavy) == "stop_regex"
 
 
 def test_top_p_zero_is_greedy() -> None:

@@ -1,0 +1,120 @@
+"""This file runs stop expressions over a text, one character at a time.
+
+It does not know how an expression is written (the gateway reads it), nor what is held back or sent.
+Each state of the automaton has the lengths of the matches that may be going on in it, as the bits
+of one number: bit n - 1 for one of n characters. A match of more than `chars_max` characters is
+none, so neither the bits nor what may have to be held back grow with the text.
+Laws: `step` finds the matches that end at this character, of every length up to `chars_max`; `held`
+is the longest end of the text that may still become a match; the work for a character is bounded
+by the automaton's moves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from messages.types import StopPattern, unpack
+
+CLASSES_CACHED_MAX = 4096  # characters whose states are remembered
+FAR = 1 << 30
+
+
+class Patterns:
+    """The automaton of a set of expressions. Immutable but for its memory of characters, so that
+    many requests share one."""
+
+    __slots__ = ("_classes", "_hits", "first", "follows", "full", "keep", "last", "texts")
+
+    def __init__(self, patterns: Sequence[StopPattern], chars_max: int) -> None:
+        self.texts: list[str] = []  # by state
+        self._classes: list[re.Pattern[str]] = []  # by state
+        self._hits: dict[str, frozenset[int]] = {}  # by character
+        first: set[int] = set()
+        last: set[int] = set()
+        self.follows: list[tuple[int, ...]] = []  # by state
+        for pattern in patterns:
+            base = len(self.follows)
+            self.texts += [pattern.text] * len(pattern.classes)
+            self._classes += [re.compile(text) for text in pattern.classes]
+            first.update(base + state for state in unpack(pattern.first))
+            last.update(base + state for state in unpack(pattern.last))
+            self.follows += [
+                tuple(base + state for state in unpack(follows)) for follows in pattern.follows
+            ]
+        self.first, self.last = frozenset(first), frozenset(last)
+        self.full = (1 << chars_max) - 1
+        # By state: the lengths from which a match can still be completed by more characters.
+        self.keep = [
+            (1 << max(0, chars_max - more)) - 1 if more < FAR else 0 for more in self._more()
+        ]
+
+    def _more(self) -> list[int]:
+        """By state: how many more characters a match needs at least; at least one."""
+        before: list[list[int]] = [[] for _ in self.follows]
+        for state, follows in enumerate(self.follows):
+            for following in follows:
+                before[following].append(state)
+        more = [FAR] * len(self.follows)
+        level = set(self.last)
+        distance = 0
+        while level:
+            distance += 1
+            level = {state for end in level for state in before[end] if more[state] == FAR}
+            for state in level:
+                more[state] = distance
+        return more
+
+    def hits(self, character: str) -> frozenset[int]:
+        """The states that this character leads to."""
+        found = self._hits.get(character)
+        if found is None:
+            if len(self._hits) >= CLASSES_CACHED_MAX:
+                self._hits.clear()
+            found = frozenset(
+                state for state, chars in enumerate(self._classes) if chars.match(character)
+            )
+            self._hits[character] = found
+        return found
+
+
+class PatternRun:
+    """One text on its way through `Patterns`."""
+
+    __slots__ = ("active", "held", "patterns")
+
+    def __init__(self, patterns: Patterns) -> None:
+        self.patterns = patterns
+        self.active: dict[int, int] = {}  # by state: the lengths of what is going on there
+        self.held = 0  # characters at the end of the text that may become a match
+
+    def step(self, character: str) -> tuple[int, str] | None:
+        """The longest match that ends here: its length, and the expression's text."""
+        patterns = self.patterns
+        hits = patterns.hits(character)
+        reached = dict.fromkeys(patterns.first & hits, 1)
+        for state, lengths in self.active.items():
+            longer = lengths << 1 & patterns.full
+            for following in patterns.follows[state]:
+                if following in hits:
+                    reached[following] = reached.get(following, 0) | longer
+        found: tuple[int, str] | None = None
+        held = 0
+        active = {}
+        for state in sorted(reached):
+            lengths = reached[state]
+            length = lengths.bit_length()
+            if length and state in patterns.last and (found is None or length > found[0]):
+                found = (length, patterns.texts[state])
+            lengths &= patterns.keep[state]
+            if lengths:
+                active[state] = lengths
+                held = max(held, lengths.bit_length())
+        self.active, self.held = active, held
+        return found
+
+
+@lru_cache(maxsize=64)
+def automaton_of(patterns: tuple[StopPattern, ...], chars_max: int) -> Patterns:
+    return Patterns(patterns, chars_max)
