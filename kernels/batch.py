@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+Singles = NDArray[np.float32]
 
 
 def no_ints() -> Ints:
@@ -38,6 +39,13 @@ class Sampling:
     allowed_ids: tuple[int, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     prompt_logprobs: int | None = None
+    want_vector: bool = False
+    label_ids: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> bool:
+        """Whether the prompt's last token has more to tell than the next one."""
+        return self.want_vector or bool(self.label_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,14 @@ class PromptLogprobs:
     logprobs: list[TokenLogprobs]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptVector:
+    """What a slot's prompt came to: see `messages.types.Sampling.want_vector`."""
+
+    slot: int
+    values: Singles
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """`tokens[i]` was sampled for `slots[i]`. `failed` are slots whose row alone went wrong (logits
@@ -105,3 +121,4 @@ class StepOutput:
     detail: str = ""
     refused: Ints = field(default_factory=no_ints)
     prompts: list[PromptLogprobs] = field(default_factory=list)
+    vectors: list[PromptVector] = field(default_factory=list)  # of some of `slots`

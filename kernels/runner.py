@@ -30,7 +30,15 @@ import torch
 from torch import Tensor
 
 from kernels.attention.base import ATTENTION, Attention, AttentionBatch, AttentionShape
-from kernels.batch import Ints, Sampling, SlotOpen, StepInput, StepOutput, no_ints
+from kernels.batch import (
+    Ints,
+    PromptVector,
+    Sampling,
+    SlotOpen,
+    StepInput,
+    StepOutput,
+    no_ints,
+)
 from kernels.constrain import (
     BadGrammar,
     Constrainer,
@@ -53,6 +61,7 @@ from kernels.load.dummy import DummySource
 from kernels.models.base import MODELS, DecoderConfig
 from kernels.ops.base import OPS, Ops, OpsUnavailable
 from kernels.ops.sampling import prompt_logprobs, sample
+from kernels.ops.vectors import read_vectors, reading_rows
 from kernels.quant.weight import BLOCK_FORMATS
 from kernels.registry import UnknownName
 from kernels.slots import FlatBatch, Slots
@@ -95,6 +104,8 @@ class ModelFacts:
     dtype: str
     device: str
     parameter_count: int
+    hidden_len: int
+    vector_lens: tuple[int, ...] | None  # see `messages.worker.Facts`
     notes: tuple[str, ...] = ()  # what "auto" was settled to, and why, for a log
 
 
@@ -133,11 +144,13 @@ class Runner:
         guided = self.constrainer is not None and bool(self.constrainer.guides)
         slots = self.slots
         is_prompt = slots.computed_len[step.slots] < slots.prompt_len[step.slots]
-        tells = (slots.columns.tells[step.slots] & is_prompt).any() or any(
-            row.sampling.prompt_logprobs is not None for row in step.opened
+        asks = slots.columns.tells[step.slots] | slots.columns.reads[step.slots]
+        tells = (asks & is_prompt).any() or any(
+            row.sampling.prompt_logprobs is not None or row.sampling.reads for row in step.opened
         )
         if guided or tells or any(row.constraint for row in step.opened):
-            # What a row may be depends on the token before: nothing can be launched ahead.
+            # What a row may be depends on the token before, so that nothing can be launched ahead;
+            # or more comes of it than the graphs give.
             steps.drain()
             output = self.execute_here(step)
             steps.catch_up(step.slots)
@@ -172,11 +185,13 @@ class Runner:
             )
         try:
             with torch.inference_mode():
-                logits, told_logits = self.forward_told(batch)
+                reading = reading_rows(self.slots, batch.sampled_slots)
+                logits, told_logits, hidden = self.forward_told(batch, len(reading) > 0)
                 prompts = [
                     prompt_logprobs(part, told, int(self.slots.tokens[told.slot, 0]))
                     for told, part in zip(batch.told, told_logits, strict=True)
                 ]
+                vectors = read_vectors(logits, hidden, self.slots, batch.sampled_slots, reading)
                 self.constrain(logits, batch.sampled_slots)
                 sampled = sample(
                     logits,
@@ -189,6 +204,8 @@ class Runner:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
                 raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
             raise
+        for index, values in vectors.items():
+            sampled.failed[index] |= not np.isfinite(values).all()
         good = ~sampled.failed
         slots, tokens = batch.sampled_slots[good], sampled.tokens[good]
         failed = batch.sampled_slots[sampled.failed]
@@ -201,7 +218,12 @@ class Runner:
         detail = NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
         failed = np.concatenate((failed, gone))
         refused = self.refused(failed)
-        return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts)
+        told = [
+            PromptVector(int(batch.sampled_slots[index]), values)
+            for index, values in vectors.items()
+            if good[index]
+        ]
+        return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts, vectors=told)
 
     def refused(self, failed: Ints) -> Ints:
         """Those of the failed slots whose constraint is at fault."""
@@ -210,21 +232,35 @@ class Runner:
         broken = self.constrainer.broken
         return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
 
-    def forward_told(self, batch: FlatBatch) -> tuple[Tensor, list[Tensor]]:
-        """`forward`, and for each of `batch.told` the logits [P, vocab] that it asks for."""
+    def forward_told(
+        self, batch: FlatBatch, want_hidden: bool
+    ) -> tuple[Tensor, list[Tensor], Tensor | None]:
+        """`forward`; for each of `batch.told` the logits [P, vocab] that it asks for; the final
+        hidden states float32 [S, H] of the sampled rows, where they are wanted."""
+
+        def room(row_count: int) -> Tensor | None:
+            shape = (row_count, self.facts.hidden_len)
+            return torch.empty(shape, device=self.device) if want_hidden else None
+
         if not batch.told:
-            return self.forward(batch), []
+            hidden = room(len(batch.sampled))
+            return self.forward(batch, hidden), [], hidden
         asked = [told.first + np.arange(len(told.tokens)) for told in batch.told]
         every = np.unique(np.concatenate((batch.sampled, *asked)).astype(np.int64))  # ascending
-        logits = self.forward(replace(batch, sampled=every))
+        hidden = room(len(every))
+        logits = self.forward(replace(batch, sampled=every), hidden)
         wanted, *parts = (
             logits.index_select(0, self.to_device(np.searchsorted(every, rows)))
             for rows in (batch.sampled, *asked)
         )
-        return wanted, parts
+        if hidden is not None:
+            at = np.searchsorted(every, batch.sampled)
+            hidden = hidden.index_select(0, self.to_device(at))
+        return wanted, parts, hidden
 
-    def forward(self, batch: FlatBatch) -> Tensor:
-        """Writes the batch's keys and values; logits float32 [S, vocab] of its sampled rows."""
+    def forward(self, batch: FlatBatch, hidden: Tensor | None = None) -> Tensor:
+        """Writes the batch's keys and values; logits float32 [S, vocab] of its sampled rows, and
+        into `hidden` [S, H] their final hidden states."""
         self.attention.plan(
             AttentionBatch(
                 page_table=self.to_device(batch.page_table),
@@ -243,6 +279,7 @@ class Runner:
             self.kv,
             self.attention,
             self.to_device(batch.sampled),
+            hidden,
         )
 
     def use_vocabulary(self, table: TokenTable, engine: str = "") -> Constrainer:
@@ -390,6 +427,8 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
         dtype=dtype,
         device=str(device),
         parameter_count=model.parameter_count,
+        hidden_len=config.hidden_len,
+        vector_lens=config.vector_lens,
         notes=tuple(notes),
     )
     return Runner(model, kv, slots, attention, facts, options)

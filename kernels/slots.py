@@ -252,6 +252,8 @@ class SamplingColumns:
         self.restricted = np.zeros(slot_count, np.bool_)  # by one of these two
         self.prompt_logprobs: list[int | None] = [None] * slot_count
         self.tells = np.zeros(slot_count, np.bool_)  # whether there are any
+        self.label_ids: list[tuple[int, ...]] = [()] * slot_count
+        self.reads = np.zeros(slot_count, np.bool_)  # wants a vector, or of these ids
         # A row needs the most likely token of the bare logits and nothing else.
         self.plain = np.ones(slot_count, np.bool_)
         # As `plain`, or a draw at a temperature from all tokens.
@@ -277,6 +279,8 @@ class SamplingColumns:
         self.bad_sequences[slot] = sampling.bad_sequences
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         self.tells[slot] = sampling.prompt_logprobs is not None
+        self.label_ids[slot] = sampling.label_ids
+        self.reads[slot] = sampling.reads
         self.restricted[slot] = bool(sampling.allowed_ids or sampling.bad_sequences)
         bare = (
             sampling.presence_penalty == 0.0

@@ -127,6 +127,8 @@ class Worker(Actor):
                 device=facts.device,
                 credits=2,
                 parameter_count=facts.parameter_count,
+                hidden_len=facts.hidden_len,
+                vector_lens=facts.vector_lens,
             )
         )
 

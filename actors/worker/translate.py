@@ -46,6 +46,10 @@ def step_done(step: worker.Step, output: StepOutput, elapsed_us: int) -> worker.
         detail=output.detail,
         refused=output.refused.astype(np.int32, copy=False).tobytes(),
         prompts=tuple(map(prompt_part, output.prompts)),
+        vectors=tuple(
+            worker.Vector(slot=vector.slot, values=vector.values.tobytes())
+            for vector in output.vectors
+        ),
     )
 
 
@@ -93,6 +97,8 @@ def sampling(wire: types.Sampling) -> Sampling:
         allowed_ids=wire.allowed_ids,
         bad_sequences=wire.bad_sequences,
         prompt_logprobs=wire.prompt_logprobs,
+        want_vector=wire.want_vector,
+        label_ids=wire.label_ids,
     )
 
 

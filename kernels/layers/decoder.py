@@ -119,12 +119,15 @@ class Decoder:
         kv: KvPool,
         attention: Attention,  # planned for this step
         sampled: Tensor,  # int64 [S], rows of the step whose logits are wanted
+        hidden: Tensor | None = None,  # float32 [S, H]: gets their final hidden states
     ) -> Tensor:
         """Writes this step's keys and values into `kv` and returns logits float32 [S, vocab]."""
         config, ops, heads = self.config, self.ops, self.config.heads
         residual = ops.embed(self.embedding, ids)
         if self.fused is not None:
-            logits = self.fused(residual, positions, write_index, kv.layers, attention, sampled)
+            logits = self.fused(
+                residual, positions, write_index, kv.layers, attention, sampled, hidden
+            )
             if logits is not None:
                 return logits
         x = ops.rms_norm(residual, self.layers[0].input_norm, config.norm_eps)
@@ -155,4 +158,6 @@ class Decoder:
             x = ops.add_rms_norm(x, residual, layer.ffn_norm, config.norm_eps)
             x = ops.linear(layer.down, ops.silu_mul(ops.linear(layer.gate_up, x)))
         x = ops.add_rms_norm(x, residual, self.norm, config.norm_eps)
+        if hidden is not None:
+            hidden.copy_(x)
         return ops.linear_float32(self.head, x)

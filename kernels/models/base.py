@@ -38,6 +38,7 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    vector_lens: tuple[int, ...] | None = None  # what embeddings may be cut to: see `matryoshka`
 
 
 # architecture -> reader of its config; raises BadConfig.
@@ -82,7 +83,19 @@ def decoder_config(
         out_bias=out_bias,
         mlp_bias=bool(hf.get("mlp_bias", False)),
         qk_norm=qk_norm,
+        vector_lens=matryoshka(hf, hidden_len),
     )
+
+
+def matryoshka(hf: HfConfig, hidden_len: int) -> tuple[int, ...] | None:
+    """To what lengths embeddings may be cut: None: to none; (): to any. By the fields that other
+    servers read as well."""
+    lens = hf.get("matryoshka_dimensions")
+    if lens is None:
+        return () if hf.get("is_matryoshka") is True else None
+    if not isinstance(lens, list) or any(type(n) is not int or n < 1 for n in lens):
+        raise BadConfig("config.json: matryoshka_dimensions is no list of positive integers")
+    return tuple(sorted({n for n in lens if n <= hidden_len})) or None
 
 
 def positive(hf: HfConfig, field: str, default: int | None = None) -> int:

@@ -50,9 +50,10 @@ class FusedForward(Protocol):
         pools: list[tuple[Tensor, Tensor]],  # (k, v) of each layer
         attention: Any,  # an Attention, planned for this step
         sampled: Tensor,  # int64 [S], ascending
+        hidden: Tensor | None = None,  # float32 [S, H]: gets what the head is given
     ) -> Tensor | None:
         """Logits float32 [S, vocab], keys and values written; None, nothing done, if it can't work
-        with this attention."""
+        with this attention, or give `hidden`."""
         ...
 
 

@@ -27,6 +27,7 @@ class Answered:
     path: Path
     prompts: list[list[int]]
     answers: list[list[int]]
+    read: list[dict[str, list[float]]]  # of the first prompts, see `read_prompt` of the oracle
 
 
 def run_oracle(*arguments: str, cwd: Path) -> None:
@@ -80,4 +81,4 @@ def answered(model: Path, path: Path) -> Answered:
     content = json.loads(path.read_text())
     # A near tie would make the comparison depend on rounding: the prompts are chosen without one.
     assert content["gap"] > 1e-5, content["gap"]
-    return Answered(model, content["prompts"], content["answers"])
+    return Answered(model, content["prompts"], content["answers"], content["read"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.batch import Ints, Sampling, SlotOpen, StepInput
+from kernels.batch import Ints, Sampling, Singles, SlotOpen, StepInput
 from kernels.ops.base import OPS, OpsUnavailable
 from kernels.runner import Runner, RunnerOptions
 from kernels.slots import FlatBatch
@@ -65,6 +65,7 @@ class Driver:
         self.free_slots = list(range(runner.options.slot_count))
         self.closing: list[int] = []
         self.logits: dict[int, list[bytes]] = {}
+        self.vectors: dict[int, Singles] = {}  # of the last `generate`, by prompt
         self.record = record
 
     def generate(
@@ -90,6 +91,7 @@ class Driver:
             waiting[index].pages = list(pages)
             waiting[index].computed = len(pages) * self.page_size
         self.logits = {index: [] for index in waiting}
+        self.vectors = {}
         running: dict[int, Sequence_] = {}
         done: dict[int, list[int]] = {}
         while waiting or running:
@@ -147,8 +149,8 @@ class Driver:
         seen: list[torch.Tensor] = []
         forward = self.runner.forward
 
-        def recorded(batch: FlatBatch) -> torch.Tensor:
-            seen.append(forward(batch))
+        def recorded(batch: FlatBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
+            seen.append(forward(batch, hidden))
             return seen[-1]
 
         with pytest.MonkeyPatch.context() as patch:
@@ -157,6 +159,10 @@ class Driver:
             output = self.runner.execute(step)
         self.runner.slots.check()
         assert not len(output.failed), output.detail
+        for vector in output.vectors:
+            index = by_slot[vector.slot]
+            assert index not in self.vectors, "a second vector"
+            self.vectors[index] = vector.values
         for nth, (slot, token) in enumerate(zip(output.slots, output.tokens, strict=True)):
             index = by_slot[int(slot)]
             running[index].tokens.append(int(token))

@@ -25,6 +25,7 @@ import transformers  # noqa: E402
 VOCAB = 384
 PROMPT_COUNT = 64
 NEW_LENS = {"tiny": 16, "smollm2": 8}
+READ_COUNT = 16  # prompts whose hidden states and logits are written as well
 
 COMMON = {
     "vocab_size": VOCAB,
@@ -108,6 +109,7 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
     for index, prompt in enumerate(asked):
         by_length.setdefault(len(prompt), []).append(index)
     answers: list[list[int]] = [[] for _ in asked]
+    read = [read_prompt(model, prompt) for prompt in asked[:READ_COUNT]]
     gap = float("inf")
     for indexes in by_length.values():
         ids, cache = torch.tensor([asked[index] for index in indexes]), None
@@ -119,7 +121,16 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
             ids = best.indices[:, :1]
             for index, token in zip(indexes, ids[:, 0].tolist(), strict=True):
                 answers[index].append(token)
-    path.write_text(json.dumps({"prompts": asked, "answers": answers, "gap": gap}))
+    path.write_text(json.dumps({"prompts": asked, "answers": answers, "gap": gap, "read": read}))
+
+
+def read_prompt(model: torch.nn.Module, prompt: list[int]) -> dict[str, list[float]]:
+    """Of the last token: the final hidden state scaled to length 1, the log probabilities of the
+    first VOCAB tokens."""
+    ids = torch.tensor([prompt])
+    hidden = model.model(input_ids=ids).last_hidden_state[0, -1]
+    logprobs = torch.log_softmax(model(input_ids=ids).logits[0, -1], -1)[:VOCAB]
+    return {"vector": (hidden / hidden.norm()).tolist(), "logprobs": logprobs.tolist()}
 
 
 def smollm2(path: Path) -> torch.nn.Module:

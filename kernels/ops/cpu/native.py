@@ -89,7 +89,7 @@ SIGNATURES = {
     "hs_rope_write": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
                       c_void_p, c_void_p, c_int64, c_void_p),
     "hs_forward": (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p,
-                   c_void_p, c_int64, c_void_p),
+                   c_void_p, c_int64, c_void_p, c_void_p),
     "hs_attend": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
 }
 # fmt: on

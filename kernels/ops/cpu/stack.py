@@ -96,6 +96,7 @@ class CpuDecoder:
         pools: Pools,
         attention: Any,
         sampled: Tensor,
+        hidden: Tensor | None = None,
     ) -> Tensor | None:
         batch = getattr(attention, "batch", None)
         if not isinstance(batch, BatchStruct):
@@ -104,6 +105,9 @@ class CpuDecoder:
         assert residual.is_contiguous() and residual.dtype == torch.float32
         assert positions.dtype == torch.int32 and write_index.dtype == torch.int64
         assert sampled.dtype == torch.int64 and attention.shape.heads == config.heads
+        if hidden is not None:
+            assert hidden.is_contiguous() and hidden.dtype == torch.float32
+            assert hidden.shape == (sampled.shape[0], config.hidden_len), hidden.shape
         if self.pools is not pools:
             self.bind(pools, attention)
         positions, write_index = positions.contiguous(), write_index.contiguous()
@@ -122,6 +126,7 @@ class CpuDecoder:
                 sampled.data_ptr(),
                 sampled.shape[0],
                 logits.data_ptr(),
+                pointer(hidden),
             )
         )
         return logits

@@ -256,7 +256,10 @@ class OneRowDecoder:
         pools: list[tuple[Tensor, Tensor]],
         attention: Any,
         sampled: Tensor,
+        hidden: Tensor | None = None,
     ) -> Tensor | None:
+        if hidden is not None:
+            return None  # the last norm is part of the product
         if residual.shape[0] > FUSED_ROWS_MAX or len(sampled) != residual.shape[0]:
             return None
         ops, decoder = self.ops, self.decoder
@@ -264,7 +267,7 @@ class OneRowDecoder:
         eps = config.norm_eps
         like: dict[str, Any] = {"dtype": residual.dtype, "device": residual.device}
         qkv = torch.empty((1, heads.qkv_len), **like)
-        hidden = torch.empty((1, config.ffn_len), **like)
+        gated = torch.empty((1, config.ffn_len), **like)
         for index, (layer, (k_pool, v_pool)) in enumerate(zip(decoder.layers, pools, strict=True)):
             ops.row(layer.qkv, residual, qkv, self.gains[id(layer.input_norm)], eps)
             q = ops.rope_write(
@@ -283,11 +286,11 @@ class OneRowDecoder:
             ops.row(layer.out, mixed, residual, add=True)
             if layer.gate_up.bias is None:
                 gain = self.gains[id(layer.ffn_norm)]
-                ops.row(layer.gate_up, residual, hidden, gain, eps, gated=True)
+                ops.row(layer.gate_up, residual, gated, gain, eps, gated=True)
             else:
                 normed = ops.rms_norm(residual, layer.ffn_norm, eps)
-                hidden = ops.silu_mul(ops.linear(layer.gate_up, normed))
-            ops.row(layer.down, hidden, residual, add=True)
+                gated = ops.silu_mul(ops.linear(layer.gate_up, normed))
+            ops.row(layer.down, gated, residual, add=True)
         logits = torch.empty((1, config.vocab_size), dtype=torch.float32, device=residual.device)
         return ops.row(decoder.head, residual, logits, self.gains[id(decoder.norm)], eps)
 

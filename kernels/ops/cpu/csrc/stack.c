@@ -129,11 +129,12 @@ static void keep_rows(float *x, int64_t width, const int64_t *sampled, int64_t c
 }
 
 /* residual: [rows][hidden] embedded tokens, overwritten. k_pools, v_pools: one of each layer.
- * sampled: rows whose logits are wanted, ascending. logits: [sampled_count][vocab]. */
+ * sampled: rows whose logits are wanted, ascending. logits: [sampled_count][vocab].
+ * hidden: [sampled_count][hidden], what the head is given; or NULL. */
 EXPORT int hs_forward(const hs_model *model, const hs_batch *batch, float *residual, int64_t rows,
                       const int32_t *positions, const int64_t *write_index, void *const *k_pools,
                       void *const *v_pools, const int64_t *sampled, int64_t sampled_count,
-                      float *logits) {
+                      float *logits, float *hidden) {
     const hs_heads *heads = &model->heads;
     int64_t q_width = heads->query_heads * heads->head_dim;
     int64_t qkv_width = q_width + 2 * heads->kv_heads * heads->head_dim;
@@ -168,6 +169,9 @@ EXPORT int hs_forward(const hs_model *model, const hs_batch *batch, float *resid
         norm_multiply(&job, &layer->out, NULL, mixed, rows, residual, 1);
         feed_forward(&job, residual, rows, feed);
     }
+    for (int64_t row = 0; hidden && row < rows; row++)
+        hs_norm_row(residual + row * model->hidden, model->norm, model->eps, model->hidden,
+                    hidden + row * model->hidden);
     norm_multiply(&job, &model->head, model->norm, residual, rows, logits, 0);
     return OK;
 }
