@@ -15,9 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.engine import Engine
@@ -38,9 +38,11 @@ Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervi
   python -m app chat                  talk to it in the terminal
   python -m app generate "Once upon"  complete a prompt, or a file of them
   python -m app logs -f               follow what every process of the server says
+  python -m app top                   watch a server's actors and load
   python -m app bench serve           measure a server
   python -m app simulate              try whole deployments with faults, on a virtual clock
   python -m app doctor                check this machine
+  python -m app plugins               list what is registered at each seam
 """
 
 SERVE = """\
@@ -107,6 +109,23 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench structured                      what grammars cost
 
 `python -m app bench NAME --help` says more.
+"""
+
+TOP = """\
+Watches a running server: what it serves a second, how full it is, and each actor with its process,
+life, restarts, what waits for it and what it is doing. Ctrl-C ends it.
+
+  python -m app top
+  python -m app top --url http://host:8000 --key SECRET --interval 1
+  python -m app top --once             one screen, for scripts
+"""
+
+PLUGINS = """\
+Lists the entries of every seam (models, loaders, attention, grammars, parsers, policies ...) and
+where each comes from. An installed package adds one by an entry point of the group histrio.SEAM.
+
+  python -m app plugins
+  python -m app plugins --json
 """
 
 DOCTOR = """\
@@ -195,6 +214,15 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--run", dest="run_name", metavar="RUN", help="a run; default: the newest")
     one.add_argument("--log-dir", default="", metavar="DIR", help="where the runs are")
     one.add_argument("--json", action="store_true", help="the lines as they are in the files")
+
+    one = command("top", top, TOP, "watch a server's actors and load")
+    one.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
+    one.add_argument("--key", metavar="KEY", help="bearer token, where the server wants one")
+    one.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (2)")
+    one.add_argument("--once", action="store_true", help="one screen and no more")
+
+    one = command("plugins", plugins, PLUGINS, "list what is registered at each seam")
+    one.add_argument("--json", action="store_true", help="one JSON object a line")
 
     command("simulate", bench_help, "", "whole deployments under seeds, with faults, checked")
     one = command("bench", bench_help, BENCH, "measure", "[NAME] [option ...]")
@@ -326,30 +354,35 @@ def tell(text: str) -> None:
 
 
 def generate(arguments: argparse.Namespace) -> int:
-    prompts, many = read_prompts(arguments)
+    from actors import console
+
+    prompts, many = console.read_prompts(
+        arguments.prompts, arguments.file, is_chat=arguments.chat, as_json=arguments.json
+    )
     sampling = sampling_of(arguments)
 
     def answer(engine: Engine) -> int:
         if many:
-            return generate_many(engine, prompts, sampling, out)
+            return OK if console.generate_many(engine, prompts, sampling, out) else FAILED
         for delta in engine.stream(**{**sampling, **prompts[0]}):
             out.write(delta.text)
             out.flush()
         out.write("\n")
         return OK
 
-    with open_out(arguments.out) as out:
+    with console.open_out(arguments.out) as out:
         return with_engine(arguments, answer)
 
 
 def with_engine(arguments: argparse.Namespace, use: Callable[[Engine], int]) -> int:
+    from actors import console
     from actors.engine import Engine, Refusal, StartError
 
     try:
         # One user, one process: it starts in half the time.
         config = config_of(arguments, {"runtime.placement": "inline"})
         engine = Engine.of(config, show=tell)
-        with shown_meanwhile("loading the model ..."):
+        with console.shown_meanwhile("loading the model ..."):
             engine.start()
         try:
             return use(engine)
@@ -359,161 +392,17 @@ def with_engine(arguments: argparse.Namespace, use: Callable[[Engine], int]) -> 
         return complain(str(error))
 
 
-@contextlib.contextmanager
-def shown_meanwhile(text: str) -> Iterator[None]:
-    """On a terminal `text` stands there while the block runs, and is gone afterwards."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    print(text, end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def open_out(path: str | None) -> Iterator[TextIO]:
-    """Raises: SettingsError, the user's fault."""
-    from actors.settings import SettingsError
-
-    if path is None:
-        yield sys.stdout
-        return
-    try:
-        file = open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(f"--out {path}: {error.strerror}") from None
-    with file:
-        yield file
-
-
-def generate_many(
-    engine: Engine, prompts: list[dict[str, Any]], sampling: dict[str, Any], out: TextIO
-) -> int:
-    """All at once, lines in order, each as soon as those before it are written."""
-    import msgspec
-    from tqdm import tqdm
-
-    failed = False
-    tokens = 0
-    with tqdm(total=len(prompts), unit="prompt", file=sys.stderr) as bar:
-        asked = [{**sampling, **prompt} for prompt in prompts]
-        for index, answer in enumerate(engine.each(asked)):
-            line: dict[str, Any] = {"index": index}
-            if isinstance(answer, Exception):
-                failed = True
-                line["error"] = str(answer)
-            else:
-                tokens += answer.usage.completion_tokens
-                line |= {
-                    "text": answer.text,
-                    "finish_reason": answer.finish_reason,
-                    "usage": msgspec.structs.asdict(answer.usage),
-                }
-            out.write(json.dumps(line, ensure_ascii=False) + "\n")
-            out.flush()
-            bar.set_postfix(tokens=tokens)
-            bar.update()
-    return FAILED if failed else OK
-
-
-def read_prompts(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """What to ask, as keywords of `Engine.stream`; and whether the answers are JSON lines."""
-    from actors.settings import SettingsError
-
-    texts: list[str] = arguments.prompts
-    if arguments.file and texts:
-        raise SettingsError("either prompts or --file")
-    if arguments.file and arguments.file != "-":
-        try:
-            text = Path(arguments.file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"--file {arguments.file}: {error}") from None
-    elif texts and texts != ["-"]:
-        found = [prompt_of(text, arguments.chat) for text in texts]
-        return found, arguments.json or len(found) > 1
-    else:
-        if sys.stdin.isatty():
-            tell("reading the prompt from the terminal until Ctrl-D")
-        text = sys.stdin.read()
-    if not text.strip():
-        raise SettingsError("no prompt: give one, or a --file, or text on stdin")
-    if not text.lstrip().startswith("{"):
-        return [prompt_of(text.removesuffix("\n"), arguments.chat)], arguments.json
-    return read_lines(text), True
-
-
-def prompt_of(text: str, is_chat: bool) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-
-
-def read_lines(text: str) -> list[dict[str, Any]]:
-    """JSON lines. Raises: SettingsError naming the line."""
-    from actors.settings import SettingsError
-
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise SettingsError(f"line {number} is not JSON: {error}") from None
-        if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
-            raise SettingsError(f"line {number} needs either `prompt` or `messages`")
-        found.append(value)
-    return found
-
-
 def chat(arguments: argparse.Namespace) -> int:
+    from actors import console
+
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  editing and history of what was typed
-    return with_engine(arguments, lambda engine: converse(engine, arguments))
 
+    def answer(engine: Engine) -> int:
+        console.converse(engine, arguments.system, sampling_of(arguments))
+        return OK
 
-def converse(engine: Engine, arguments: argparse.Namespace) -> int:
-    """One turn after another until /exit or Ctrl-D."""
-    from actors.engine import Refusal
-
-    start = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    messages = list(start)
-    tell(f"{engine.model}: /reset forgets, /exit leaves, Ctrl-C stops an answer")
-    while True:
-        try:
-            text = input("> ").strip()
-        except EOFError:
-            print()
-            return OK
-        except KeyboardInterrupt:
-            print()
-            continue
-        if text == "/exit":
-            return OK
-        if text == "/reset":
-            messages = list(start)
-            tell("forgotten")
-        elif text:
-            asked = [*messages, {"role": "user", "content": text}]
-            try:
-                answer = chat_answer(engine, asked, sampling_of(arguments))
-            except Refusal as refusal:
-                complain(str(refusal))
-                continue
-            messages = [*asked, {"role": "assistant", "content": answer}]
-
-
-def chat_answer(engine: Engine, asked: list[dict[str, Any]], sampling: dict[str, Any]) -> str:
-    """Prints the answer as it comes; returns it, or as much as there was before Ctrl-C."""
-    parts = []
-    try:
-        for delta in engine.stream(messages=asked, **sampling):
-            parts.append(delta.text)
-            print(delta.text, end="", flush=True)
-    except KeyboardInterrupt:
-        print(" [stopped]", end="")
-    print()
-    return "".join(parts)
+    return with_engine(arguments, answer)
 
 
 def logs(arguments: argparse.Namespace) -> int:
@@ -535,6 +424,35 @@ def logs(arguments: argparse.Namespace) -> int:
     for line in tail(directory, choice, follow=arguments.follow):
         text = line.raw.decode("utf-8", "replace") if arguments.json else None
         print(text or render_line(line.fields, colors=colors), flush=arguments.follow)
+    return OK
+
+
+def top(arguments: argparse.Namespace) -> int:
+    from actors.top import NotReached, read, screen, watch
+
+    url, key = arguments.url, arguments.key
+    try:
+        if arguments.once:
+            print("\n".join(screen(read(url, key), None)))
+            return OK
+        for text in watch(url, key, max(0.1, arguments.interval)):
+            print(text, flush=True)
+    except NotReached as error:
+        return complain(str(error))
+    return OK
+
+
+def plugins(arguments: argparse.Namespace) -> int:
+    from actors.plugins import Missing, listed
+
+    for entry in listed():
+        if isinstance(entry, Missing):
+            complain(f"{entry.where} cannot be listed: {entry.why}")
+        elif arguments.json:
+            fields = {"seam": entry.seam, "name": entry.name, "origin": entry.origin}
+            print(json.dumps(fields))
+        else:
+            print(f"{entry.seam:<18} {entry.name:<32} {entry.origin}")
     return OK
 
 

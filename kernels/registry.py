@@ -73,7 +73,8 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted({*self._built_in, *self._discover(), *self._built_in})
+        installed = self._discover()
+        return sorted({*self._built_in, *installed})
 
     def entries(self) -> list[Entry]:
         """All entries with where they come from, sorted by name."""

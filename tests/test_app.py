@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import app
-from actors import doctor
+from actors import console, doctor
 from messages.config import Config, GatewayConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("serve", "generate", "chat", "logs", "bench", "doctor")
+COMMANDS = ("serve", "generate", "chat", "logs", "top", "plugins", "bench", "doctor")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -105,7 +105,8 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
 
 def read(monkeypatch: pytest.MonkeyPatch, stdin: str, *words: str) -> tuple[list[Any], bool]:
     monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-    return app.read_prompts(app.parser().parse_args(["generate", *words]))
+    found = app.parser().parse_args(["generate", *words])
+    return console.read_prompts(found.prompts, found.file, is_chat=found.chat, as_json=found.json)
 
 
 def test_a_prompt_on_the_command_line_is_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,11 +166,11 @@ def test_prompts_and_a_file_exclude_each_other(capsys: pytest.CaptureFixture[str
 def test_what_is_going_on_is_shown_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with app.shown_meanwhile("loading"):
+    with console.shown_meanwhile("loading"):
         pass
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with app.shown_meanwhile("loading"):
+    with console.shown_meanwhile("loading"):
         assert capsys.readouterr().err == "loading"
     assert capsys.readouterr().err == "\r\x1b[K"
 

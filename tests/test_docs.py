@@ -38,7 +38,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_flags_that_a_page_names_exist(page: str) -> None:
     text = text_of(page)
-    known = {"serve", "generate", "chat", "logs", "simulate", "bench", "doctor"}
+    known = {"serve", "generate", "chat", "logs", "top", "plugins", "simulate", "bench", "doctor"}
     assert set(re.findall(r"python -m app (\w+)", text)) <= known
     assert set(re.findall(r"python -m app bench (\w+)", text)) <= set(app.BENCHES)
     flags = {row.flag for row in FLAGS} | {"--help", "--config", "--request", "--url"}

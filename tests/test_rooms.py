@@ -175,10 +175,22 @@ RULES: tuple[Rule, ...] = (
     Rule("actors/source.py", ("huggingface_hub", "tqdm", "structlog")),
     Rule("actors/run.py", ("messages", *AROUND), STDLIB, NOT_ROOMS),
     Rule("actors/engine.py", ("msgspec", "messages", "actors.gateway", "actors.run", *AROUND)),
+    Rule("actors/console.py", ("msgspec", "tqdm", "actors.engine", "actors.settings")),
     Rule("actors/doctor.py", ("messages.config",)),
+    Rule("actors/plugins.py", ("kernels.registry",)),
+    Rule("actors/top.py", ()),
     Rule(
         "app.py",
-        ("messages", "msgspec", "tqdm", "actors.doctor", "actors.engine", "actors.run", *AROUND),
+        (
+            "messages",
+            "actors.console",
+            "actors.doctor",
+            "actors.engine",
+            "actors.plugins",
+            "actors.run",
+            "actors.top",
+            *AROUND,
+        ),
     ),
     # Proof may look everywhere.
     Rule("bench/*", ("",)),
