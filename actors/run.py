@@ -169,7 +169,8 @@ def build(config: Config, *, terminal: TextIO | None = None) -> Iterator[System]
         log_file_bytes_max=config.log.file_bytes_max,
         log_files_max=config.log.files_max,
         check=runtime.check,
-        spares=runtime.spares,
+        spares=runtime.spares or runtime.hot_spare,
+        spare_after_s=runtime.spare_after_s,
     )
     try:
         yield system

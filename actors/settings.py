@@ -229,6 +229,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("runtime", "heartbeat_s", "--heartbeat", "seconds between heartbeats of nodes at work"),
     Flag("runtime", "hang_s", "--hang", "seconds without progress after which a part is killed"),
     Flag("runtime", "spares", "--spares", "a process in reserve for each, for quick restarts"),
+    Flag(
+        "runtime", "spare_after_s", "--spare-after", "seconds from a start to the next in reserve"
+    ),
+    Flag("runtime", "hot_spare", "--hot-spare", "the worker's in reserve holds the model as well"),
     Flag("runtime", "check", "--check", "assert the invariants of every room when it is idle"),
 )
 

@@ -79,13 +79,20 @@ def build(config: Config) -> tuple[Supervisor, tuple[Node, ...]]:
         fronts = [f"front{index}" for index in range(front_count)]
         nodes = dict.fromkeys([*fronts, *nodes, *SHARED.values()])
 
-    def child(name: str, factory: str, node: str | None = None, **arguments: object) -> Child:
+    def child(
+        name: str,
+        factory: str,
+        node: str | None = None,
+        is_prepared: bool = False,
+        **arguments: object,
+    ) -> Child:
         return Child(
             name=name,
             factory=factory,
             arguments=arguments,  # type: ignore[arg-type]
             node=node or places.get(name, "main"),
             start_timeout_s=timeout_s,
+            is_prepared=is_prepared,
         )
 
     def front(paths: Paths, node: str | None) -> tuple[Child, ...]:
@@ -144,6 +151,7 @@ def replica_of(config: Config, child: Callable[..., Child], paths: Paths) -> Sup
             child(
                 "worker",
                 "actors.worker.actor:Worker",
+                is_prepared=config.runtime.hot_spare,
                 model=config.model,
                 cache=config.cache,
                 scheduler=config.scheduler,

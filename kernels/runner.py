@@ -135,6 +135,11 @@ class Runner:
         LoadError (the file's or the operator's fault), MemoryError if it doesn't fit."""
         return load_runner(Path(path), options or RunnerOptions(), progress)
 
+    def set_threads(self, count: int) -> None:
+        """Of the host, from now on; 0: as many as cores that this process may use. Call it from the
+        thread that launches."""
+        self.model.ops.set_threads(count or usable_cores())
+
     def launch(self, step: StepInput) -> Flight:
         """Starts a step; where the device can, without waiting for it or for the one before. Raises
         as `execute`. Results are asked for in the order of the launches."""

@@ -85,6 +85,14 @@ def settled(config: Config, *, core_count: int, gpu_count: int) -> int:
     return resolve(config, machine).config.runtime.front_ends
 
 
+def test_only_a_hot_spare_has_the_model_loaded() -> None:
+    for hot in (False, True):
+        config = Config(runtime=RuntimeConfig(hot_spare=hot))
+        found = places(build(config)[0])
+        prepared = [path for path, child in found.items() if child.is_prepared]
+        assert prepared == (["replica/worker"] if hot else [])
+
+
 def test_front_ends_are_as_many_as_the_machine_has_cores_to_spare() -> None:
     assert settled(config_of(0), core_count=64, gpu_count=0) == 1
     assert settled(config_of(0), core_count=4, gpu_count=1) == 1

@@ -13,7 +13,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -46,6 +46,10 @@ class Actor:
     answers: ClassVar[Any] = None  # union of what its asks may be answered with
     mailbox: ClassVar[MailboxSpec] = MailboxSpec()
     offload_threads: Mapping[str, int] = {"default": 1}  # by lane; an instance may set its own
+    # Takes the arguments of `__init__`; loads in a process in reserve what `on_start` would. The
+    # first life there finds the result in `prepared`, and uses it or not.
+    prepare: ClassVar[Callable[..., Any] | None] = None
+    prepared: Any = None
     handlers: ClassVar[dict[type, HandlerRow]] = {}  # filled when the class is defined
 
     context: Context  # set before `on_start`

@@ -1,8 +1,8 @@
-"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD ...`.
+"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD`.
 
 It does not know which actors the node will hold; it imports what they need only when the root asks
-for them, so that a node without a worker never loads torch. A spare is told modules to load ahead,
-and then waits for its boot data until it is needed. At its top this file imports the standard
+for them, so that a node without a worker never loads torch. A spare is told what to load ahead, and
+then waits for its boot data, asleep, until it is needed. At its top this file imports the standard
 library alone: the ties to the parent come first.
 
 Law: this process ends when its parent does. Three ways, since each has a gap: the kernel's signal
@@ -18,9 +18,10 @@ import signal
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from actors.runtime.launch import Preload
     from actors.runtime.process import ChildBoot
 
 PR_SET_PDEATHSIG = 1
@@ -28,10 +29,11 @@ PRELOAD_NICE = 15
 
 
 class Ready:
-    """Tells the parent where this node listens."""
+    """Tells the parent where this node listens. `prepared`: by path, what actors will find."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, prepared: dict[str, Any]) -> None:
         self._fd: int | None = fd
+        self.prepared = prepared
 
     def tell(self, endpoint: str) -> None:
         assert self._fd is not None, "told already"
@@ -102,7 +104,7 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         heartbeat_s=node_boot.heartbeat_s,
         hang_s=node_boot.hang_s,
     )
-    node = Node(node_boot, transport=transport, log=logs.log_for())
+    node = Node(node_boot, transport=transport, log=logs.log_for(), prepared=ready.prepared)
     try:
         await node.start()
         ready.tell(transport.endpoint)
@@ -113,39 +115,53 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         logs.close()
 
 
-def preload(modules: list[str], ready_fd: int) -> None:
+def load_ahead(preload: Preload, ready_fd: int) -> dict[str, Any]:
     """Loads what the node will need, in a thread that others go before: it is not urgent. What
-    can't be loaded will be said when it is needed."""
+    can't be loaded will be said when it is needed. Gives what actors have prepared, by path."""
     import importlib
+
+    from actors.runtime.codec import decode_arguments, load_factory
+
+    prepared: dict[str, Any] = {}
 
     def load() -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRELOAD_NICE)
-        for module in modules:
+        for module in preload.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
+        for order in preload.prepares:
+            with contextlib.suppress(Exception):
+                factory = load_factory(order.factory)
+                arguments = decode_arguments(factory, order.arguments)
+                prepared[order.path] = factory.prepare(**arguments)
 
     thread = threading.Thread(target=load, name="preload")
     thread.start()
     thread.join()
     os.write(ready_fd, b"warm\n")
+    return prepared
 
 
 def main(argv: list[str]) -> int:
-    _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:4])
+    _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:])
     tie_to_parent(life_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if argv[4:]:
-        preload(argv[4:], ready_fd)
 
     import asyncio
     import importlib
 
     import msgspec
 
-    from actors.runtime.process import ChildBoot
+    from actors.runtime.launch import Preload
+    from actors.runtime.process import LENGTH, ChildBoot
 
+    prepared: dict[str, Any] = {}
     with open(boot_fd, "rb") as file:
+        (length,) = LENGTH.unpack(file.read(LENGTH.size))
+        preload = msgspec.msgpack.decode(file.read(length), type=Preload)
+        if preload.modules:
+            prepared = load_ahead(preload, ready_fd)
         data = file.read()
     if not data:  # a spare that is not needed any more
         return 0
@@ -155,7 +171,7 @@ def main(argv: list[str]) -> int:
     sys.path[:] = boot.sys_path
     module, _, name = boot.entry.partition(":")
     entry = getattr(importlib.import_module(module), name)
-    code: int = asyncio.run(entry(boot, Ready(ready_fd)))
+    code: int = asyncio.run(entry(boot, Ready(ready_fd, prepared)))
     return code
 
 

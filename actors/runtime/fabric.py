@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import structlog
+
 from actors.runtime import spec
-from actors.runtime.launch import Launched, Launcher
+from actors.runtime.launch import Launched, Launcher, Preload
 from actors.runtime.spec import NodeKind
 from actors.runtime.threads import ThreadLauncher
 from actors.runtime.transport.base import Transport
@@ -24,7 +26,13 @@ from messages.system import NodeBoot
 if TYPE_CHECKING:
     from actors.runtime.process import ChildProcess
 
-SPARE_AFTER_S = 10.0  # what is in service, and its first requests, come first
+# Beside its actors' modules a node needs these.
+NODE_MODULES = (
+    "asyncio",
+    "actors.runtime.log",
+    "actors.runtime.node",
+    "actors.runtime.transport.zmq",
+)
 
 
 class Fabric(Protocol):
@@ -80,9 +88,11 @@ class ProcessFabric:
         heartbeat_s: float,
         hang_s: float,
         log: Any = None,
-        preloads: Mapping[str, tuple[str, ...]] | None = None,
+        preloads: Mapping[str, Preload] | None = None,
+        spare_after_s: float = 10.0,
     ) -> None:
-        """`preloads`: the nodes that get a spare process, and what that loads ahead."""
+        """`preloads`: the nodes that get a spare process, and what that loads ahead. It is made so
+        long after a launch: what is in service, and its first requests, come first."""
         from actors.runtime.rundir import RunDir
 
         self._rundir = RunDir.create(run_dir)
@@ -90,9 +100,14 @@ class ProcessFabric:
         self.run_dir = str(self._rundir.path)
         self._heartbeat_s = heartbeat_s
         self._hang_s = hang_s
-        self._preloads = dict(preloads or {})
+        self._preloads = {
+            name: Preload((*NODE_MODULES, *preload.modules), preload.prepares)
+            for name, preload in (preloads or {}).items()
+        }
+        self._spare_after_s = spare_after_s
         self._spares: dict[str, ChildProcess] = {}
         self._alarms: dict[str, asyncio.TimerHandle] = {}
+        self._log = log or structlog.get_logger()
         self._threads = ThreadLauncher(
             lambda boot: self.transport(boot.name, boot.incarnation), log
         )
@@ -128,16 +143,19 @@ class ProcessFabric:
             if boot.name in self._alarms:
                 self._alarms[boot.name].cancel()
             loop = asyncio.get_running_loop()
-            self._alarms[boot.name] = loop.call_later(SPARE_AFTER_S, self._make_spare, boot)
+            self._alarms[boot.name] = loop.call_later(self._spare_after_s, self._make_spare, boot)
 
     def _make_spare(self, boot: NodeBoot) -> None:
         from actors.runtime.process import drop, spawn_child, write_to_stderr
 
         if boot.name not in self._spares:
             forward = write_to_stderr if boot.log_terminal else drop
-            self._spares[boot.name] = spawn_child(
-                boot.name, child_environment(), forward, self._preloads[boot.name]
+            preload = self._preloads[boot.name]
+            spare = spawn_child(boot.name, child_environment(), forward, preload)
+            spare.warm.add_done_callback(
+                lambda _: self._log.info("in reserve", peer=boot.name, pid=spare.pid)
             )
+            self._spares[boot.name] = spare
 
     def close(self) -> None:
         for alarm in self._alarms.values():
@@ -159,9 +177,10 @@ def fabric_for(
     heartbeat_s: float,
     hang_s: float,
     log: Any = None,
-    preloads: Mapping[str, tuple[str, ...]] | None = None,
+    preloads: Mapping[str, Preload] | None = None,
+    spare_after_s: float = 10.0,
 ) -> Fabric:
     """The least that holds these nodes."""
     if any(node.kind is NodeKind.PROCESS for node in nodes):
-        return ProcessFabric(run_dir, heartbeat_s, hang_s, log, preloads)
+        return ProcessFabric(run_dir, heartbeat_s, hang_s, log, preloads, spare_after_s)
     return MemoryFabric(nodes, log)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 class Host:
     """The node's actors."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, prepared: dict[str, Any]) -> None:
         self.node = node
+        self.prepared = prepared  # for the first life of each path
         self.kept: dict[str, tuple[Address, Mailbox]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._imports: Crew | None = None
@@ -91,6 +92,7 @@ class Host:
             if arguments is None:
                 arguments = decode_arguments(factory, order.arguments)
             actor = factory(**arguments)
+            actor.prepared = self.prepared.pop(order.path, None)
         except Exception as error:
             self._starting.pop(order.path, None)
             detail = f"{type(error).__name__}: {error}"

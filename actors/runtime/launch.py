@@ -9,7 +9,24 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import msgspec
+
 from messages.system import NodeBoot, Reason
+
+
+class Prepare(msgspec.Struct, frozen=True):
+    """An actor whose `prepare` is to be called ahead, and with what (msgpack, as in StartActor)."""
+
+    path: str
+    factory: str
+    arguments: dict[str, bytes]
+
+
+class Preload(msgspec.Struct, frozen=True):
+    """What a process in reserve loads before it is needed."""
+
+    modules: tuple[str, ...] = ()
+    prepares: tuple[Prepare, ...] = ()
 
 
 class LaunchFailed(Exception):

@@ -85,7 +85,9 @@ class Node:
         transport: Transport | None = None,
         log: Any = None,
         office: Office | None = None,
+        prepared: dict[str, Any] | None = None,
     ) -> None:
+        """`prepared`: by path, what actors' `prepare` gave in this process before the node was."""
         self.boot = boot
         self.name = boot.name
         self.address = Address(boot.name, "", boot.incarnation)
@@ -112,7 +114,7 @@ class Node:
         self.remote_rows: dict[str, ActorRow] = {}  # at the root: from beats
         self.ended: asyncio.Future[Reason] = self.loop.create_future()
         self.loop_lag_s = 0.0
-        self.host = Host(self)
+        self.host = Host(self, prepared or {})
         self.arrivals = Arrivals(self)
         self._reports: list[Any] = []  # to our own office
         self._said_rows: dict[str, ActorRow] = {}

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections import deque
@@ -23,16 +24,19 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.launch import LaunchFailed
+from actors.runtime.launch import LaunchFailed, Preload
 from messages.system import Cause, NodeBoot, Reason
 
 LAST_LINES_MAX = 20
 LINE_CHARS_MAX = 500
 READ_BYTES_MAX = 65_536
-BOOT_BYTES_MAX = 60_000  # fits into a pipe, so that writing it waits for nobody
+AHEAD_BYTES_MAX = 30_000  # both fit into a pipe, so that writing them waits for nobody
+BOOT_BYTES_MAX = 30_000
+LENGTH = struct.Struct("<I")  # of what a child loads ahead, which comes before its boot data
 WARM = b"warm"  # a spare's first word: it has loaded what it was told to
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 CHILD_MODULE = "actors.runtime.child"
+NOTHING = Preload()
 ROOT = Path(__file__).resolve().parents[2]  # what `actors` is imported from
 
 
@@ -71,7 +75,7 @@ class ChildProcess:
         self._last_lines: deque[str] = deque(maxlen=LAST_LINES_MAX)
         self._half_line = b""
         self._ready_bytes = b""
-        self.is_warm = False  # a spare that has loaded what it was told to
+        self.warm: asyncio.Future[None] = self._loop.create_future()  # never, of what isn't a spare
         self.boot_fd: int | None = None  # of a spare, which waits for its boot data
         self._output_fd: int | None = _fileno(popen)
         self._pid_fd = os.pidfd_open(popen.pid)
@@ -80,6 +84,11 @@ class ChildProcess:
         self._loop.add_reader(self._pid_fd, self._died)
         self._loop.add_reader(self._output_fd, self._read_output)
         self._loop.add_reader(ready_fd, self._read_ready)
+
+    @property
+    def is_warm(self) -> bool:
+        """A spare that has loaded what it was told to."""
+        return self.warm.done()
 
     def boot(self, boot: ChildBoot) -> None:
         """Tells it what it is. Where it is dead already, `exited` says so."""
@@ -115,7 +124,7 @@ class ChildProcess:
             return
         if data and self._ready_bytes.strip() == WARM:
             self._ready_bytes = b""
-            self.is_warm = True
+            self.warm.set_result(None)
             return
         self._loop.remove_reader(self._ready_fd)
         os.close(self._ready_fd)
@@ -251,11 +260,13 @@ def spawn_child(
     node: str,
     environment: Mapping[str, str],
     forward: Callable[[bytes], None],
-    preload: tuple[str, ...] = (),
+    preload: Preload = NOTHING,
 ) -> ChildProcess:
     """Starts a child without waiting for it; it waits for `boot`. Its descriptors: boot data, a
     pipe whose other end is held by this process for as long as it lives, and a pipe to say that it
-    is ready. `preload` are modules that it loads before it looks for its boot data: a spare."""
+    is ready. A spare loads `preload` before it looks for its boot data."""
+    ahead = msgspec.msgpack.encode(preload)
+    assert len(ahead) <= AHEAD_BYTES_MAX, f"{len(ahead)} bytes of what is loaded ahead"
     boot_fd, boot_write_fd = os.pipe()
     life_read_fd, life_write_fd = os.pipe()
     ready_read_fd, ready_write_fd = os.pipe()
@@ -264,7 +275,7 @@ def spawn_child(
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         popen = subprocess.Popen(
             # -P: the current directory may hold other things called `actors`.
-            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs), *preload],
+            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -282,6 +293,7 @@ def spawn_child(
             os.close(fd)
     child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward)
     child.boot_fd = boot_write_fd
+    os.write(boot_write_fd, LENGTH.pack(len(ahead)) + ahead)
     return child
 
 

@@ -31,6 +31,8 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     restart: Restart = Restart.PERMANENT
     start_timeout_s: float = 300.0
     stop_grace_s: float = 5.0
+    # Where its node has a process in reserve, its `prepare` is called there ahead.
+    is_prepared: bool = False
 
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from actors.runtime import spec
 from actors.runtime.actor import Actor
 from actors.runtime.clock import rng_for
 from actors.runtime.fabric import Fabric, fabric_for
-from actors.runtime.launch import LaunchFailed
+from actors.runtime.launch import LaunchFailed, Preload, Prepare
 from actors.runtime.mailbox import wait_cycle
 from actors.runtime.node import Node
 from actors.runtime.nodes import Nodes
@@ -75,11 +75,14 @@ class System:
         check: bool = False,
         fabric: Fabric | None = None,
         spares: bool = False,
+        spare_after_s: float = 10.0,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.log = (log or structlog.get_logger()).bind(node=MAIN)
         preloads = preloads_of(tree, nodes) if spares else None
-        self.fabric = fabric or fabric_for(nodes, run_dir, heartbeat_s, hang_s, self.log, preloads)
+        self.fabric = fabric or fabric_for(
+            nodes, run_dir, heartbeat_s, hang_s, self.log, preloads, spare_after_s
+        )
         boot = NodeBoot(
             MAIN,
             1,
@@ -250,7 +253,7 @@ class System:
         if child.node == MAIN and not self.node.encode_always:
             self.node.host.start(order, dict(child.arguments))
             return
-        arguments = {name: msgspec.msgpack.encode(v) for name, v in child.arguments.items()}
+        arguments = encoded(child)
         order = msgspec.structs.replace(order, arguments=arguments)
         self._control(leaf, order)
 
@@ -404,21 +407,30 @@ class System:
         self.node.peers.control(name, Entries(tuple(k for k in known if k is not None)))
 
 
-def preloads_of(tree: spec.Supervisor, nodes: tuple[spec.Node, ...]) -> dict[str, tuple[str, ...]]:
-    """For each process, the modules of the actors that live there."""
-    found: dict[str, dict[str, None]] = {
+def encoded(child: spec.Child) -> dict[str, bytes]:
+    return {name: msgspec.msgpack.encode(v) for name, v in child.arguments.items()}
+
+
+def preloads_of(tree: spec.Supervisor, nodes: tuple[spec.Node, ...]) -> dict[str, Preload]:
+    """For each process, the modules of the actors that live there, and what is prepared."""
+    modules: dict[str, dict[str, None]] = {
         node.name: {} for node in nodes if node.kind is spec.NodeKind.PROCESS
     }
+    prepares: dict[str, tuple[Prepare, ...]] = {}
 
-    def walk(branch: spec.Supervisor) -> None:
+    def walk(branch: spec.Supervisor, prefix: str) -> None:
         for child in branch.children:
+            path = prefix + child.name
             if isinstance(child, spec.Supervisor):
-                walk(child)
-            elif child.node in found:
-                found[child.node][child.factory.partition(":")[0]] = None
+                walk(child, f"{path}/")
+            elif child.node in modules:
+                modules[child.node][child.factory.partition(":")[0]] = None
+                if child.is_prepared:
+                    known = prepares.get(child.node, ())
+                    prepares[child.node] = (*known, Prepare(path, child.factory, encoded(child)))
 
-    walk(tree)
-    return {name: tuple(modules) for name, modules in found.items()}
+    walk(tree, "")
+    return {name: Preload(tuple(found), prepares.get(name, ())) for name, found in modules.items()}
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -87,23 +87,7 @@ class Worker(Actor):
         paths: Paths,
     ) -> None:
         self.model = model
-        self.options = RunnerOptions(
-            dtype=model.dtype,
-            device=model.device,
-            load_format=model.load_format,
-            context_len=model.context_len,
-            seed=model.seed,
-            page_size=cache.page_size,
-            kv_tokens=cache.kv_tokens,
-            slot_count=scheduler.running_max,
-            step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
-            attention=worker.attention,
-            grammar=worker.grammar,
-            threads=worker.threads,
-            memory_fraction=worker.memory_fraction,
-            graphs=worker.graphs,
-            lazy_graphs=worker.lazy_graphs,
-        )
+        self.options = options_of(model, cache, scheduler, worker)
         self.runner: Runner
         self.epoch: int | None = None
         self.lock = threading.Lock()  # of the runner, between the two threads
@@ -111,8 +95,24 @@ class Worker(Actor):
         self.step_count = 0  # that have come and are not answered
         self.epoch_come: int | None = None  # of the last step that came
 
+    @staticmethod
+    def prepare(
+        model: ModelConfig,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        worker: WorkerConfig,
+        paths: Paths,
+    ) -> Runner:
+        """Loads the model in a process in reserve. With one thread: any others that were started
+        here would for ever be as unimportant as this one."""
+        options = replace(options_of(model, cache, scheduler, worker), threads=1)
+        runner = Runner.load(Path(model.path), options)
+        runner.warm_up()
+        return runner
+
     async def on_start(self) -> bytes:
-        self.runner = await self.context.in_thread(self.load, lane="forward")
+        begin = self.load if self.prepared is None else self.take_over
+        self.runner = await self.context.in_thread(begin, lane="forward")
         self.grammars = Grammars(self.runner, self.model.path)
         facts = self.runner.facts
         return msgspec.msgpack.encode(
@@ -147,8 +147,20 @@ class Worker(Actor):
         forget_freed()  # what a life before this one in the same process has left
         runner = Runner.load(Path(self.model.path), self.options, progress)
         runner.warm_up(progress)
+        self.say_loaded(runner)
+        return runner
+
+    def take_over(self) -> Runner:
+        """Runs in the forward thread: the model has been loaded before this life began."""
+        runner: Runner = self.prepared
+        self.prepared = None
+        runner.set_threads(self.options.threads)
+        self.say_loaded(runner)
+        return runner
+
+    def say_loaded(self, runner: Runner) -> None:
         facts = runner.facts
-        log.info(
+        self.context.log.info(
             "model loaded",
             model=facts.name,
             dtype=facts.dtype,
@@ -157,7 +169,6 @@ class Worker(Actor):
             page_size=facts.page_size,
             how="; ".join(facts.notes),
         )
-        return runner
 
     def on_step(self, message: worker.Step) -> None:
         asker = self.context.sender
@@ -274,3 +285,25 @@ class Worker(Actor):
                 "histrio_forward_seconds", answer.elapsed_us / 1e6, bounds=FORWARD_BOUNDS_S
             )
         self.context.ref(message.asker).tell(answer)
+
+
+def options_of(
+    model: ModelConfig, cache: CacheConfig, scheduler: SchedulerConfig, worker: WorkerConfig
+) -> RunnerOptions:
+    return RunnerOptions(
+        dtype=model.dtype,
+        device=model.device,
+        load_format=model.load_format,
+        context_len=model.context_len,
+        seed=model.seed,
+        page_size=cache.page_size,
+        kv_tokens=cache.kv_tokens,
+        slot_count=scheduler.running_max,
+        step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
+        attention=worker.attention,
+        grammar=worker.grammar,
+        threads=worker.threads,
+        memory_fraction=worker.memory_fraction,
+        graphs=worker.graphs,
+        lazy_graphs=worker.lazy_graphs,
+    )

@@ -105,6 +105,28 @@ def test_streams_go_on_when_a_process_is_killed_under_them(
     eventually(back(server, ROOMS[node], pid), "the room is back")
 
 
+def test_a_worker_in_reserve_takes_over_with_its_model_and_the_next_one_is_made(
+    serve: Callable[..., Server],
+) -> None:
+    server = serve("--placement", "processes", "--hot-spare", "--spare-after", "0").wait_ready()
+    expected = ask(server, "The house")
+    room = ROOMS["worker"]
+    for count in (1, 2):
+        eventually(lambda count=count: len(in_reserve(server)) == count, "one is in reserve")
+        pid = pid_of(server, room)
+        os.kill(pid, signal.SIGKILL)
+        eventually(back(server, room, pid), "the worker is back")
+        assert pid_of(server, room) == in_reserve(server)[-1]
+        assert ask(server, "The house") == expected
+
+
+def in_reserve(server: Server) -> list[int]:
+    """The processes that have been in reserve for the worker."""
+    lines = server.said().splitlines()
+    mine = [line for line in lines if "in reserve" in line and "peer=worker" in line]
+    return [int(line.rpartition("pid=")[2]) for line in mine]
+
+
 def test_children_end_with_a_killed_server_and_the_next_one_serves(
     serve: Callable[..., Server],
 ) -> None:

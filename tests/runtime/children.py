@@ -42,6 +42,23 @@ async def until_told(boot: ChildBoot, ready: Ready) -> int:
     return 0
 
 
+class Preparing:
+    """Stands for an actor that loads something ahead."""
+
+    def __init__(self, count: int) -> None:
+        raise AssertionError("it is not built, only prepared")
+
+    @staticmethod
+    def prepare(count: int) -> str:
+        return f"{count} rooms"
+
+
+async def saying_what_is_prepared(boot: ChildBoot, ready: Ready) -> int:
+    say(f"prepared: {ready.prepared}")
+    ready.tell("test://")
+    return 0
+
+
 async def crashing(boot: ChildBoot, ready: Ready) -> int:
     ready.tell("test://")
     for number in range(30):

@@ -9,12 +9,14 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actors.runtime import rundir
-from actors.runtime.launch import LaunchFailed
+from actors.runtime.launch import LaunchFailed, Preload, Prepare
 from actors.runtime.process import (
     ROOT,
     ChildProcess,
@@ -240,8 +242,8 @@ def test_no_child_outlives_a_killed_parent_and_the_next_run_cleans_up(tmp_path: 
 # Spares
 
 
-async def warm_spare(*modules: str) -> ChildProcess:
-    spare = spawn_child("n", {}, drop, modules or ("json", "no_such_module"))
+async def warm_spare(*prepares: Prepare, forward: Callable[[bytes], None] = drop) -> ChildProcess:
+    spare = spawn_child("n", {}, forward, Preload(("json", "no_such_module"), prepares))
     await until(lambda: spare.is_warm)
     return spare
 
@@ -255,13 +257,28 @@ async def test_a_warm_spare_becomes_the_child() -> None:
     assert (await death_of(child)).exit_code == 0
 
 
+async def test_what_was_prepared_in_a_spare_is_there_when_it_is_needed() -> None:
+    factory = "tests.runtime.children:Preparing"
+    prepares = [
+        Prepare("house", factory, {"count": msgspec.msgpack.encode(3)}),
+        Prepare("not/found", "tests.runtime.children:Nobody", {}),
+        Prepare("not/decoded", factory, {"count": b"\xc1"}),
+    ]
+    output = bytearray()
+    spare = await warm_spare(*prepares, forward=output.extend)
+    child, _ = await spawn("saying_what_is_prepared", spare=spare)
+    assert child is spare
+    await death_of(child)
+    assert output.decode().strip() == "prepared: {'house': '3 rooms'}"
+
+
 async def test_a_spare_that_is_dead_or_not_ready_is_done_without() -> None:
     dead = await warm_spare()
     dead.kill()
     await death_of(dead)
     instead_of_dead, _ = await spawn("until_told", spare=dead)
     # Not ready: it is asked for before its interpreter can have started.
-    cold = spawn_child("n", {}, drop, ("time",))
+    cold = spawn_child("n", {}, drop, Preload(("time",)))
     instead_of_cold, _ = await spawn("until_told", spare=cold)
     for child, spare in ((instead_of_dead, dead), (instead_of_cold, cold)):
         assert child is not spare
