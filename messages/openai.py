@@ -207,9 +207,27 @@ class ChosenFunction(msgspec.Struct, kw_only=True, frozen=True):
     name: str
 
 
-class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
+class AllowedTool(msgspec.Struct, kw_only=True, frozen=True):
     type: Literal["function"] = "function"
     function: ChosenFunction
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class AllowedTools(msgspec.Struct, kw_only=True, frozen=True):
+    """`required`: one of them must be called. The prompt shows all tools, as far as the others can
+    be barred."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
+    type: Literal["function", "allowed_tools"] = "function"
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, frozen=True):

@@ -82,7 +82,8 @@ class Grammar(Part, frozen=True):
     kind: str  # json_schema | regex | ebnf | choice | structural_tag
     # The schema as JSON, the expression, the grammar, a JSON array of strings; for tags a JSON
     # array of {trigger, begin, schema, end}: text is free until a trigger, and goes on as one that
-    # begins with it.
+    # begins with it; a schema of null: nothing is between begin and end. Or {first, prefixes,
+    # between}: the text is of tags, `first`, from its beginning, or begins with no trigger.
     text: str
     # Reasoning is free: with `begin` and `end` an answer that begins with `begin` is constrained
     # after the first `end`; with `end` alone every answer is constrained after it only.

@@ -183,9 +183,11 @@ def read_tools(tools: list[Tool] | None) -> msgspec.Raw:
                 f"Tools of type `{tool.type[:100]}` are not run by this server.",
                 f"tools[{index}].type",
             )
-        function = {"name": tool.name, "parameters": tool.input_schema or {}}
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema or {}}
         if tool.description is not None:
             function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
         functions.append({"type": "function", "function": function})
     return msgspec.Raw(msgspec.json.encode(functions))
 

@@ -6,11 +6,13 @@ form, the worker compiles it. Law: a body has one constraint at most; a refusal 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.tools.base import Tag, Tags
 from messages.openai import (
     NOT_GIVEN,
     Constraints,
@@ -134,18 +136,30 @@ def tagged(value: Any, param: str) -> Grammar:
             raise invalid(f"A structure of `{param}` begins with none of the triggers.", param)
         if not isinstance(structure.schema, dict | bool):
             raise invalid(f"`{param}` needs schemas that are objects.", param)
-    return tags([(s.begin, s.schema, s.end) for s in form.structures], form.triggers, param)
-
-
-def tags(structures: list[tuple[str, Any, str]], triggers: list[str], param: str) -> Grammar:
-    """Free text with structures (begin, schema, end) in it."""
-    rows = [
-        {"trigger": next(t for t in triggers if begin.startswith(t)), "begin": begin}
-        | {"schema": value, "end": end}
-        for begin, value, end in structures
+    triggers = [
+        next(trigger for trigger in form.triggers if structure.begin.startswith(trigger))
+        for structure in form.structures
     ]
+    rows = zip(triggers, form.structures, strict=True)
+    return tags((Tag(trigger, s.begin, s.schema, s.end) for trigger, s in rows), param)
+
+
+def tags(rows: Iterable[Tag], param: str) -> Grammar:
+    """Free text with structures in it."""
+    return grammar_of([tag._asdict() for tag in rows], param)
+
+
+def call_tags(form: Tags, param: str) -> Grammar:
+    """What the model says may hold calls, as their format has them."""
+    if not form.is_first:
+        return tags(form.tags, param)
+    rows = [tag._asdict() for tag in form.tags]
+    return grammar_of({"first": rows, "prefixes": form.prefixes, "between": form.between}, param)
+
+
+def grammar_of(value: Any, param: str) -> Grammar:
     try:
-        return Grammar("structural_tag", msgspec.json.encode(rows).decode(), param=param)
+        return Grammar("structural_tag", msgspec.json.encode(value).decode(), param=param)
     except RecursionError:
         raise invalid(f"`{param}` is nested too deeply.", param) from None
 

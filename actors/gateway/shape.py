@@ -2,26 +2,32 @@
 
 It does not know templates, streams or formats' insides: it names the parsers, and `reading.py` runs
 them. `required` and a named tool are forced by a grammar, in a form that needs no markers: an array
-of calls, or the arguments of the one call.
+of calls, or the arguments of the one call. Where the model chooses, tools that are strict, and
+those that `allowed_tools` leaves, are kept to by tags of the model's own format, if it has some.
 Law: whatever the body, the result is a `Shape` or `Refused` that names the field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.gateway.constraint import decode_raw, schema, tags
+from actors.gateway.constraint import call_tags, decode_raw, schema
 from actors.gateway.errors import invalid
 from actors.gateway.reasoning.base import REASONING_PARSERS
-from actors.gateway.tools.base import TOOL_PARSERS
-from messages.openai import ChatBody, Tool, ToolChoice
+from actors.gateway.tools.base import TOOL_PARSERS, Signature
+from actors.gateway.tools.schemas import array_schema
+from messages.openai import AllowedTools, ChatBody, ChosenFunction, Tool, ToolChoice
 from messages.types import Grammar
 
 JSON, NAMED = "json", "named"
 DEPTH_MAX = 100  # of a tool's parameters
 FALLBACK = "hermes"  # what the tokenizer describes to models whose template knows no tools
+
+
+Choice = str | ChosenFunction | AllowedTools
 
 
 class Shape(NamedTuple):
@@ -66,29 +72,8 @@ def read_shape(
     if choice not in ("none", "auto") and not tools:
         raise invalid("`tool_choice` needs `tools`.", "tools")
     if tools:
-        tools_json = bytes(chat.tools)
-        names = tuple(tool.function.name for tool in tools)
-        single = chat.parallel_tool_calls is False
-        parser = parsers.tool or FALLBACK
-        if isinstance(choice, ToolChoice):
-            name = choice.function.name
-            if name not in names:
-                raise invalid(f"There is no tool `{name[:100]}`.", "tool_choice")
-            tool = tools[names.index(name)]
-            grammar = schema(parameters_of(tool), "tools")
-            names, parser = (name,), NAMED
-        elif choice == "required":
-            grammar = schema(calls_schema(tools, single), "tools")
-            parser = JSON
-        elif constraint is not None:
-            parser = ""  # the answer is what the constraint says: no call fits it
-        if parser == "none":
-            parser = ""
-        if grammar is None and parser in TAGGED and any(tool.function.strict for tool in tools):
-            grammar = strict_calls(tools)
-        shape = shape._replace(
-            tool_parser=parser, names=names, single=single, is_forced=grammar is not constraint
-        )
+        shape, grammar, shown = read_calls(chat, shape, choice, tools, parsers.tool, constraint)
+        tools_json = bytes(chat.tools) if shown is None else msgspec.json.encode(shown)
     shape = shape._replace(shows_special=shows_special(shape))
     if grammar is not None and reasoning:
         form = REASONING_PARSERS.get(reasoning)
@@ -97,8 +82,53 @@ def read_shape(
     return Shaped(shape, grammar, tools_json)
 
 
-def read_choice(chat: ChatBody) -> str | ToolChoice:
-    """`auto`, `none`, `required`, or the tool that is named."""
+def read_calls(
+    chat: ChatBody,
+    shape: Shape,
+    choice: Choice,
+    tools: list[Tool],
+    parser: str,
+    constraint: Grammar | None,
+) -> tuple[Shape, Grammar | None, list[Tool] | None]:
+    """Who may be called and how that is read, what is forced, and which tools the template shows
+    (None: as they are in the body)."""
+    single = chat.parallel_tool_calls is False
+    parser = parser or FALLBACK
+    callable_tools, shown, grammar = tools, None, constraint
+    if isinstance(choice, AllowedTools):
+        callable_tools = [tool_named(entry.name, tools) for entry in choice.tools]
+    if isinstance(choice, ChosenFunction):
+        tool = tool_named(choice.name, tools)
+        callable_tools, parser = [tool], NAMED
+        grammar = schema(parameters_of(tool), "tools")
+    elif choice == "required" or (isinstance(choice, AllowedTools) and choice.mode == "required"):
+        signatures = signatures_of(callable_tools, always=True)
+        grammar = schema(array_schema(signatures, single=single), "tools")
+        parser = JSON
+    elif constraint is not None or parser == "none":
+        parser = ""  # no call fits an answer that is what the constraint says
+    elif len(callable_tools) < len(tools) or any(tool.function.strict for tool in callable_tools):
+        tags = TOOL_PARSERS.get(parser).tags
+        if tags is not None:
+            grammar = call_tags(tags(signatures_of(callable_tools, always=False)), "tools")
+        elif len(callable_tools) < len(tools):
+            shown = callable_tools  # the others cannot be barred: the model does not know them
+
+    names = tuple(tool.function.name for tool in callable_tools)
+    forced = grammar is not constraint
+    shape = shape._replace(tool_parser=parser, names=names, single=single, is_forced=forced)
+    return shape, grammar, shown
+
+
+def tool_named(name: str, tools: list[Tool]) -> Tool:
+    for tool in tools:
+        if tool.function.name == name:
+            return tool
+    raise invalid(f"There is no tool `{name[:100]}`.", "tool_choice")
+
+
+def read_choice(chat: ChatBody) -> Choice:
+    """`auto`, `none`, `required`, the tool that is named, or the tools that are allowed."""
     raw = bytes(chat.tool_choice)
     if raw in (b"", b"null", b'"auto"'):
         return "auto"
@@ -106,7 +136,11 @@ def read_choice(chat: ChatBody) -> str | ToolChoice:
         return raw.decode().strip('"')
     if raw.startswith(b'"'):
         raise invalid("`tool_choice` is none of none, auto, required or a tool.", "tool_choice")
-    return decode_raw(chat.tool_choice, ToolChoice, "tool_choice")
+    found = decode_raw(chat.tool_choice, ToolChoice, "tool_choice")
+    chosen = found.function if found.type == "function" else found.allowed_tools
+    if chosen is None:
+        raise invalid(f"`tool_choice` needs its `{found.type}`.", "tool_choice")
+    return chosen
 
 
 def read_tools(chat: ChatBody, tools_max: int) -> list[Tool]:
@@ -157,54 +191,15 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
     return given if "type" in given or "$ref" in given else {**given, "type": "object"}
 
 
-# Formats whose calls stand between texts, JSON objects of name and arguments.
-TAGGED = frozenset({"hermes", "qwen", "qwen25"})
-
-
-def strict_calls(tools: list[Tool]) -> Grammar:
-    """The model may call, and if it does, as the strict tools' schemas say."""
-    begin, end = "<tool_call>", "}\n</tool_call>"
-    structures = []
-    for tool in tools:
-        head = f'{begin}\n{{"name": {msgspec.json.encode(tool.function.name).decode()}, '
-        schema = parameters_of(tool) if tool.function.strict else {"type": "object"}
-        structures.append((f'{head}"arguments": ', schema, end))
-    return tags(structures, [begin], "tools")
-
-
-def calls_schema(tools: list[Tool], single: bool) -> dict[str, Any]:
-    """An array of calls. Each tool's schema lies apart, its own references still leading to it."""
-    calls = []
-    schemas = {}
-    for index, tool in enumerate(tools):
-        root = f"#/$defs/t{index}"
-        schemas[f"t{index}"] = moved(parameters_of(tool), root)
-        properties = {"name": {"const": tool.function.name}, "arguments": {"$ref": root}}
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
+def signatures_of(tools: Iterable[Tool], *, always: bool) -> list[Signature]:
+    """`always`: the arguments fit the schema of a tool that is not strict, too."""
+    return [
+        Signature(
+            tool.function.name,
+            parameters_of(tool) if always or tool.function.strict else {"type": "object"},
         )
-    array: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if single:
-        array["maxItems"] = 1
-    return {**array, "$defs": schemas}
-
-
-def moved(value: Any, root: str) -> Any:
-    """A schema whose references begin at `root`. No deeper than `check_depth` lets pass."""
-    if isinstance(value, list):
-        return [moved(item, root) for item in value]
-    if not isinstance(value, dict):
-        return value
-    result = {}
-    for key, item in value.items():
-        is_reference = key == "$ref" and isinstance(item, str) and item.startswith("#")
-        result[key] = root + item[1:] if is_reference else moved(item, root)
-    return result
+        for tool in tools
+    ]
 
 
 def check_depth(value: Any) -> None:

@@ -51,8 +51,9 @@ def check_grammar(grammar: Grammar) -> None:
         return
     check_size(value, param)
     if grammar.kind == "structural_tag":
-        for row in value:
-            check_schema(row["schema"], param)
+        for row in value["first"] if isinstance(value, dict) else value:
+            if row["schema"] is not None:
+                check_schema(row["schema"], param)
         return
     check_schema(value, param)
 

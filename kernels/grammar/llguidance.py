@@ -10,7 +10,6 @@ comes to an end. `ebnf` takes the GBNF form (`root ::= …`) and the library's o
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -18,6 +17,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from numpy.typing import NDArray
 
 from kernels.constrain import GRAMMARS, BadGrammar, TokenTable
+from kernels.grammar.lark import Writer
 
 WHITESPACE_MAX = 8
 MESSAGE_CHARS_MAX = 300
@@ -90,9 +90,19 @@ class Llguidance:
             eos_token=list(table.eos_ids),
         )
 
+        self.specials = {
+            table.pieces[token].decode("utf-8", "replace"): token
+            for token in table.special
+            if token < len(table.pieces) and table.pieces[token] and token not in table.eos_ids
+        }
+
     def compile(self, kind: str, text: str) -> Root:
         """Raises BadGrammar."""
-        grammar = source_of(kind, text)
+        if kind == "structural_tag":
+            lark = Writer(self.specials, JSON_OPTIONS).write(json.loads(text))
+            grammar = str(LLMatcher.grammar_from_lark(lark))
+        else:
+            grammar = source_of(kind, text)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         self.check(matcher)
         self.probe(matcher.deep_copy())
@@ -169,33 +179,7 @@ def source_of(kind: str, text: str) -> str:
             return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text) if "::=" in text else text))
         except Exception as error:  # bare ones too: whatever it raises is about this text
             raise BadGrammar(f"The grammar is not valid: {words_of(str(error))}") from None
-    if kind == "structural_tag":
-        return str(LLMatcher.grammar_from_lark(tags_of(json.loads(text))))
     raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
-
-
-def tags_of(rows: list[dict[str, Any]]) -> str:
-    """Text that is free until a trigger: a lexeme that ends where the trigger ends, and then what
-    follows it in one of the structures that begin so. The text behind the last is a lexeme of its
-    own, in which a trigger may stand only in part."""
-    triggers: dict[str, list[str]] = {}
-    for row in rows:
-        rest = row["begin"][len(row["trigger"]) :]
-        if row["schema"] is False:
-            raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
-        schema = {} if row["schema"] is True else row["schema"]
-        schema = json.dumps({**schema, "x-guidance": JSON_OPTIONS})
-        parts = [json.dumps(rest)] if rest else []
-        parts.append(f"%json {schema}")
-        parts += [json.dumps(row["end"])] if row["end"] else []
-        triggers.setdefault(row["trigger"], []).append(" ".join(parts))
-    lines = ["start: tagged* REST"]
-    for nth, (trigger, bodies) in enumerate(triggers.items()):
-        lines.append(f"head_{nth}[lazy]: /(.|\\n)*/ {json.dumps(trigger)}")
-        lines.append(f"tag_{nth}: head_{nth} ({' | '.join(bodies)})")
-    lines.append("tagged: " + " | ".join(f"tag_{nth}" for nth in range(len(triggers))))
-    lines.append("REST: /(.|\\n)*/")
-    return "\n".join(lines)
 
 
 def words_of(error: str) -> str:

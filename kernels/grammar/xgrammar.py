@@ -40,6 +40,11 @@ class Xgrammar:
             stop_token_ids=list(table.eos_ids),
         )
         self.vocab_size = table.vocab_size
+        self.specials = frozenset(
+            table.pieces[token].decode("utf-8", "replace")
+            for token in table.special
+            if token < len(table.pieces) and table.pieces[token]
+        )
         self.compiler = xgrammar.GrammarCompiler(
             info, max_threads=COMPILE_THREADS, cache_enabled=False
         )
@@ -71,7 +76,7 @@ class Xgrammar:
         if kind == "ebnf":
             return compiler.compile_grammar(text)
         if kind == "structural_tag":
-            return compiler.compile_structural_tag(tags_of(json.loads(text)))
+            return compiler.compile_structural_tag(tags_of(json.loads(text), self.specials))
         raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
 
     def fill(self, matchers: list[tuple[Matcher, int]], mask: NDArray[np.int32]) -> None:
@@ -112,7 +117,13 @@ def literal(text: str) -> str:
     return json.dumps(text)
 
 
-def tags_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def tags_of(rows: Any, specials: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """Raises BadGrammar for tags that need special tokens, or stand at the beginning."""
+    if isinstance(rows, dict) or any(
+        row["schema"] is None or any(text in row["begin"] + row["end"] for text in specials)
+        for row in rows
+    ):
+        raise BadGrammar("The engine 'xgrammar' cannot hold calls to this model's format.")
     tags = [
         {
             "begin": row["begin"],

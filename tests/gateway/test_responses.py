@@ -124,6 +124,7 @@ def test_items_become_turns() -> None:
         ({"background": True, "store": False}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": [5]}}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
@@ -174,6 +175,12 @@ def test_any_body_is_an_ask_or_a_refusal_in_words_of_this_dialect(fields: dict[s
 def test_tools_and_formats_are_those_of_the_chat() -> None:
     ask = ask_of(tools=[TOOL], tool_choice={"type": "function", "name": "f"})
     assert ask.shape.names == ("f",) and ask.call.grammar is not None
+    entry = {"type": "function", "name": "f"}
+    for mode, kind in (("auto", "structural_tag"), ("required", "json_schema")):
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [entry]}
+        ask = ask_of(tools=[TOOL, {**TOOL, "name": "g"}], tool_choice=choice)
+        assert ask.shape.names == ("f",)
+        assert ask.call.grammar is not None and ask.call.grammar.kind == kind
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ask = ask_of(text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
     assert ask.call.grammar is not None and ask.call.grammar.kind == "json_schema"

@@ -232,6 +232,11 @@ def test_tools_go_to_the_template_only_where_they_may_be_called() -> None:
     assert bare is not None and not bare.tools_json
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -249,6 +254,11 @@ def test_tools_go_to_the_template_only_where_they_may_be_called() -> None:
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}},
             "tool_choice",
         ),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("some", "add")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto", "no")}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "add")}, "tools"),
         ({"tools": TOOLS, "tool_choice": NAMED, "ignore_eos": True}, "ignore_eos"),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
     ],
@@ -315,7 +325,7 @@ def test_strict_tools_keep_to_their_schema_where_the_model_chooses_to_call() -> 
     assert now["schema"] == {"type": "object"} and now["trigger"] == "<tool_call>"
     loose = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": False}}]
     assert chat(tools=loose).call.grammar is None
-    assert chat(Parsers("mistral"), tools=TOOLS).call.grammar is None
+    assert chat(Parsers("pythonic"), tools=TOOLS).call.grammar is None
 
 
 def test_expressions_and_grammars_are_read_as_they_are() -> None:

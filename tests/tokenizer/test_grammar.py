@@ -97,6 +97,9 @@ def test_expressions_are_bounded_and_not_empty() -> None:
 
 def test_the_schemas_of_tags_are_looked_at() -> None:
     row = {"trigger": "<f", "begin": "<f>", "schema": {"type": "integer"}, "end": ""}
-    check([row], "structural_tag")
+    check([row, {**row, "schema": None}], "structural_tag")
+    check({"first": [row], "prefixes": [""], "between": []}, "structural_tag")
+    with pytest.raises(Refused):
+        check({"first": [{**row, "schema": {"type": "objekt"}}]}, "structural_tag")
     with pytest.raises(Refused):
         check([row, {**row, "schema": {"type": "objekt"}}], "structural_tag")

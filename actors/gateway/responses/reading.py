@@ -208,8 +208,19 @@ def read_tool(tool: dict[str, Any], index: int) -> dict[str, Any]:
 def read_tool_choice(choice: str | dict[str, Any]) -> Any:
     if isinstance(choice, str):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-        raise invalid("`tool_choice` is none of none, auto, required or a function.", "tool_choice")
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        tools = [named_function(entry) for entry in choice["tools"]]
+        allowed = {"mode": choice.get("mode"), "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return named_function(choice)
+
+
+def named_function(choice: Any) -> dict[str, Any]:
+    """Of a choice, or of a list of them, in the chat's form."""
+    is_function = isinstance(choice, dict) and choice.get("type") == "function"
+    if not is_function or not isinstance(choice.get("name"), str):
+        message = "`tool_choice` is none of none, auto, required, allowed_tools or a function."
+        raise invalid(message, "tool_choice")
     return {"type": "function", "function": {"name": choice["name"]}}
 
 

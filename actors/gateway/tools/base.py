@@ -13,7 +13,7 @@ A call that is cut off is a call as soon as its name is known, and text before t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from actors.gateway.tools.scan import ObjectScan
 from kernels.registry import Registry
@@ -50,12 +50,42 @@ class ToolParser(Protocol):
     def flush(self) -> list[Event]: ...
 
 
+class Signature(NamedTuple):
+    """A tool that may be called, and the schema of its arguments."""
+
+    name: str
+    schema: dict[str, Any]
+
+
+class Tag(NamedTuple):
+    """A place in an answer where the model is held to something: `begin`, then what keeps to the
+    schema (None: nothing), then `end`. Markers may be special tokens."""
+
+    trigger: str  # what `begin` begins with; text is free up to the next trigger
+    begin: str
+    schema: Any = None
+    end: str = ""
+
+
+class Tags(NamedTuple):
+    """How calls are written. With `is_first` an answer is calls from its beginning, or it begins
+    with none of the triggers and is free: `prefixes` may stand before the first call, one of
+    `between` stands between two."""
+
+    tags: Sequence[Tag]
+    is_first: bool = False
+    prefixes: tuple[str, ...] = ("",)
+    between: tuple[str, ...] = ()
+
+
 class ToolFormat(NamedTuple):
     """An entry of the registry."""
 
     make: Callable[[Sequence[str]], ToolParser]  # given the names of the request's tools
     shows_special: bool = False  # its markers are special tokens: they must be left in the text
     short_ids: bool = False  # its templates take ids of nine letters and digits only
+    # How to hold a model that chooses to call to its tools; None: that cannot be done.
+    tags: Callable[[Sequence[Signature]], Tags] | None = None
 
 
 TOOL_PARSERS: Registry[ToolFormat] = Registry("tool_parser", "actors.gateway.tools")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.gateway.tools.base import TOOL_PARSERS, Machine, ToolFormat
+from actors.gateway.tools.base import TOOL_PARSERS, Machine, Signature, Tag, Tags, ToolFormat
 from actors.gateway.tools.scan import ValueScan
 
 CALLS, CALL, SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
@@ -115,6 +115,17 @@ class DeepSeek(Machine):
         return is_sure
 
 
+def tags(tools: Sequence[Signature]) -> Tags:
+    """Both forms. The markers around all calls are free, like text."""
+    first = [
+        Tag(CALL, f"{CALL}function{SEP}{tool.name}\n```json\n", tool.schema, f"\n```{CALL_END}")
+        for tool in tools
+    ]
+    return Tags(
+        [*first, *(Tag(CALL, f"{CALL}{tool.name}{SEP}", tool.schema, CALL_END) for tool in tools)]
+    )
+
+
 TOOL_PARSERS.register("deepseek", "deepseek_v3", "deepseek_v31")(
-    ToolFormat(DeepSeek, shows_special=True)
+    ToolFormat(DeepSeek, shows_special=True, tags=tags)
 )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.gateway.harmony import Harmony, Piece
-from actors.gateway.tools.base import TOOL_PARSERS, Machine, ToolFormat
+from actors.gateway.harmony import CHANNEL, MESSAGE, START, Harmony, Piece
+from actors.gateway.tools.base import TOOL_PARSERS, Machine, Signature, Tag, Tags, ToolFormat
 from actors.gateway.tools.scan import ValueScan
 
-PREFIX = "functions."
+PREFIX, CONSTRAIN = "functions.", "<|constrain|>"
 
 
 class HarmonyCalls(Machine):
@@ -43,4 +43,23 @@ class HarmonyCalls(Machine):
             self.arguments("{}")
 
 
-TOOL_PARSERS.register("gpt-oss", "harmony")(ToolFormat(HarmonyCalls, shows_special=True))
+def tags(tools: Sequence[Signature]) -> Tags:
+    """Every header is one that is known: a call's, or that of a message without a recipient."""
+    heads: list[tuple[str, object]] = [
+        (f"{CHANNEL}{channel}{MESSAGE}", None) for channel in ("analysis", "commentary", "final")
+    ]
+    for tool in tools:
+        head = f"{CHANNEL}commentary to={PREFIX}{tool.name}"
+        heads += [
+            (f"{head}{form}{MESSAGE}", tool.schema) for form in ("", " json", f" {CONSTRAIN}json")
+        ]
+    return Tags(
+        [
+            Tag(before[0] if before else CHANNEL, "".join(before) + head, schema)
+            for before in ((), (START, "assistant"))
+            for head, schema in heads
+        ]
+    )
+
+
+TOOL_PARSERS.register("gpt-oss", "harmony")(ToolFormat(HarmonyCalls, shows_special=True, tags=tags))

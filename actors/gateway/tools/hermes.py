@@ -9,7 +9,10 @@ It does not know the tools: a call of an unknown one is a call, so that its call
 
 from __future__ import annotations
 
-from actors.gateway.tools.base import TOOL_PARSERS, Machine, ToolFormat
+import json
+from collections.abc import Sequence
+
+from actors.gateway.tools.base import TOOL_PARSERS, Machine, Signature, Tag, Tags, ToolFormat
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -43,4 +46,18 @@ class Hermes(Machine):
                     self.say(END)
 
 
-TOOL_PARSERS.register("hermes", "qwen", "qwen25")(ToolFormat(Hermes))
+def tags(tools: Sequence[Signature]) -> Tags:
+    return Tags(
+        [
+            Tag(
+                BEGIN,
+                f'{BEGIN}\n{{"name": {json.dumps(tool.name)}, "arguments": ',
+                tool.schema,
+                f"}}\n{END}",
+            )
+            for tool in tools
+        ]
+    )
+
+
+TOOL_PARSERS.register("hermes", "qwen", "qwen25")(ToolFormat(Hermes, tags=tags))

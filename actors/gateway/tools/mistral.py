@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.gateway.tools.base import TOOL_PARSERS, Machine, ToolFormat
+from actors.gateway.tools.base import TOOL_PARSERS, Machine, Signature, Tag, Tags, ToolFormat
 from actors.gateway.tools.scan import ValueScan
+from actors.gateway.tools.schemas import array_schema
 
 BEGIN, ARGS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 NAME_LEN_MAX = 256
@@ -98,4 +99,11 @@ class Mistral(Machine):
         return True
 
 
-TOOL_PARSERS.register("mistral")(ToolFormat(Mistral, shows_special=True, short_ids=True))
+def tags(tools: Sequence[Signature]) -> Tags:
+    """Both forms; the tokenizers of the older one write a blank behind the marker."""
+    array = array_schema(tools)
+    older = [Tag(BEGIN, BEGIN + blank, array) for blank in ("", " ")]
+    return Tags([*older, *(Tag(BEGIN, f"{BEGIN}{tool.name}{ARGS}", tool.schema) for tool in tools)])
+
+
+TOOL_PARSERS.register("mistral")(ToolFormat(Mistral, shows_special=True, short_ids=True, tags=tags))

@@ -10,7 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.gateway.tools.base import TOOL_PARSERS, Arguments, Event, Machine, Start, ToolFormat
+from actors.gateway.tools.base import (
+    TOOL_PARSERS,
+    Arguments,
+    Event,
+    Machine,
+    Signature,
+    Start,
+    Tag,
+    Tags,
+    ToolFormat,
+)
+from actors.gateway.tools.schemas import array_schema, call_schema
 
 PYTHON_TAG = "<|python_tag|>"
 
@@ -118,5 +129,21 @@ class Named:
         return []
 
 
-TOOL_PARSERS.register("json")(ToolFormat(JsonCalls))
-TOOL_PARSERS.register("llama3", "llama3_json")(ToolFormat(Llama))
+def json_tags(tools: Sequence[Signature]) -> Tags:
+    """An array of calls, or one call."""
+    keys = ("arguments", "parameters")
+    array, one = array_schema(tools, keys), call_schema(tools, keys)
+    return Tags([Tag("[", "", array), Tag("{", "", one)], is_first=True)
+
+
+def llama_tags(tools: Sequence[Signature]) -> Tags:
+    return Tags(
+        [Tag("{", "", call_schema(tools, ("parameters",)))],
+        is_first=True,
+        prefixes=("", PYTHON_TAG),
+        between=(";", "; ", "\n"),
+    )
+
+
+TOOL_PARSERS.register("json")(ToolFormat(JsonCalls, tags=json_tags))
+TOOL_PARSERS.register("llama3", "llama3_json")(ToolFormat(Llama, tags=llama_tags))
