@@ -112,7 +112,7 @@ class PromptVector:
 class StepOutput:
     """`tokens[i]` was sampled for `slots[i]`. `failed` are slots whose row alone went wrong (logits
     that are not numbers): they got no token, and `detail` says why. `refused` are those of them
-    whose constraint was too much for its engine."""
+    whose constraint was too much for its engine, `starved` those for which there was no memory."""
 
     slots: Ints
     tokens: Ints
@@ -122,3 +122,4 @@ class StepOutput:
     refused: Ints = field(default_factory=no_ints)
     prompts: list[PromptLogprobs] = field(default_factory=list)
     vectors: list[PromptVector] = field(default_factory=list)  # of some of `slots`
+    starved: Ints = field(default_factory=no_ints)

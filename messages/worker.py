@@ -64,7 +64,8 @@ class StepDone(Message, frozen=True):
     """`tokens[i]` was sampled for `slots[i]`; rows of the step that sampled nothing are left out.
 
     `failed` are slots whose row alone went wrong (logits that are not numbers): they got no token,
-    and their requests end with an error; `detail` says why.
+    and their requests end with an error; `detail` says why. `starved` are those of them for which
+    there was no memory, not even in a step of few tokens.
     """
 
     epoch: int
@@ -78,6 +79,7 @@ class StepDone(Message, frozen=True):
     refused: Int32s = b""  # those of `failed` whose constraint is at fault
     prompts: tuple[PromptPart, ...] = ()  # of rows that asked, for what this step has computed
     vectors: tuple[Vector, ...] = ()  # of those of `slots` that asked, with their first token
+    starved: Int32s = b""
 
 
 class StepFailed(Message, frozen=True):

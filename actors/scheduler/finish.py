@@ -10,6 +10,8 @@ from __future__ import annotations
 from actors.scheduler.request import Request
 from messages.types import Fault, FinishReason, Problem, Usage
 
+STARVED_RETRY_S = 5.0
+
 
 def finish_of(request: Request) -> tuple[FinishReason, int | None] | None:
     """Whether the last known token ends the request, and the id that did."""
@@ -68,6 +70,15 @@ def overloaded(waiting_count: int, retry_after_s: float) -> Problem:
 
 def not_computed() -> Problem:
     return Problem(Fault.INTERNAL, "The model could not compute this request.", code="step_failed")
+
+
+def starved() -> Problem:
+    return Problem(
+        Fault.OVERLOADED,
+        "There was not enough memory to compute this request. Try again when less is running.",
+        code="out_of_memory",
+        retry_after_s=STARVED_RETRY_S,
+    )
 
 
 def unbounded(request: Request) -> Problem:

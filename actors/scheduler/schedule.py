@@ -171,10 +171,14 @@ class Schedule:
         flight = self.flights.land(message)
         self.output.landed.append((message.elapsed_us / 1e6, len(flight.rows)))
         if message.failed:
-            refused = set(unpack(message.refused))
+            refused, starved = set(unpack(message.refused)), set(unpack(message.starved))
             slots = unpack(message.failed)
             for slot, request in zip(slots, rows_of(flight, message.failed), strict=True):
-                if request is not None:
+                if request is None:
+                    continue
+                if slot in starved:
+                    self._fail(request, finish.starved())
+                else:
                     self._fail(request, finish.unbounded(request) if slot in refused else None)
         self._commit(flight)
         for part in message.prompts:
@@ -220,7 +224,7 @@ class Schedule:
                 continue
             self.flights.give_up(request, flight)
             if id(request) in guilty:
-                self._fail(request)
+                self._fail(request, finish.starved())
             elif request.is_running:
                 self._retract(request)
         self._settle_retiring()

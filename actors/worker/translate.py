@@ -50,6 +50,7 @@ def step_done(step: worker.Step, output: StepOutput, elapsed_us: int) -> worker.
             worker.Vector(slot=vector.slot, values=vector.values.tobytes())
             for vector in output.vectors
         ),
+        starved=output.starved.astype(np.int32, copy=False).tobytes(),
     )
 
 

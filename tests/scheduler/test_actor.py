@@ -443,8 +443,30 @@ def test_a_step_that_fails_ends_those_at_fault_and_no_others() -> None:
     (guilty,) = world.guilty
     tail = world.clients[guilty].tail
     assert tail is not None and tail.problem is not None
-    assert tail.problem.fault is Fault.INTERNAL
-    assert "memory" not in tail.problem.message, "the cause is for the log"
+    assert tail.problem.fault is Fault.OVERLOADED and tail.problem.code == "out_of_memory"
+
+
+def test_a_row_for_which_there_is_no_memory_ends_its_request_alone() -> None:
+    world = World(page_count=200, running_max=3)
+    for index in range(3):
+        world.submit(f"r{index}", random_prompt(10, seed=index), max_tokens=12)
+    world.spoiled = lambda step: [unpack(step.slots)[0]] if step.step == 7 else []
+    work = world.work
+
+    def starving(step: Step) -> StepDone | StepFailed:
+        answer = work(step)
+        if isinstance(answer, StepDone):
+            answer = msgspec.structs.replace(answer, starved=answer.failed)
+        return answer
+
+    world.work = starving  # type: ignore[method-assign]
+    finish(world)
+    ends = [client.finish for client in world.clients.values()]
+    assert ends.count(FinishReason.ERROR) == 1 and ends.count(FinishReason.LENGTH) == 2
+    (guilty,) = world.guilty
+    tail = world.clients[guilty].tail
+    assert tail is not None and tail.problem is not None
+    assert tail.problem.code == "out_of_memory" and tail.problem.retry_after_s
 
 
 def test_a_row_that_is_no_number_ends_its_request_alone() -> None:
