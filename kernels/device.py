@@ -28,7 +28,7 @@ from torch import Tensor
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.attention.triton import TritonAttention
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
-from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, Graphs
+from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, DecodeGraph, Graphs
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import sample_logprobs, sample_special, uniform
@@ -93,7 +93,7 @@ class DeviceSteps:
         attention: Attention,
         eos_ids: tuple[int, ...],
         step_tokens_max: int,
-        graphs: bool,
+        graph_bytes: int,  # of memory for graphs; 0: none are captured
     ) -> None:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
         self.eos_ids = eos_ids
@@ -121,7 +121,7 @@ class DeviceSteps:
         self.count = 0
         self.sharing: tuple[bytes, int, Sharing | None] | None = None
         self.graphs: Graphs | None = None
-        if graphs and getattr(attention, "replayable", False):
+        if graph_bytes and getattr(attention, "replayable", False):
             self.graphs = Graphs(
                 model,
                 kv,
@@ -130,6 +130,7 @@ class DeviceSteps:
                 self.page_table,
                 slots.context_len,
                 step_tokens_max,
+                graph_bytes,
             )
 
     def launch(self, step: StepInput) -> DeviceFlight | StepOutput:
@@ -187,9 +188,9 @@ class DeviceSteps:
         last = self.slots.tokens[rows, self.slots.known_len[rows] - 1]
         self.last_token[there] = torch.from_numpy(last).to(self.device)
 
-    def capture(self, progress: Any = None) -> None:
-        if self.graphs is not None:
-            self.graphs.capture(progress)
+    def capture(self, progress: Any, seconds_max: float) -> int:
+        """Captures what there is time for; returns how many graphs are left."""
+        return 0 if self.graphs is None else self.graphs.capture(progress, seconds_max)
 
     def reset(self) -> None:
         self.drain()
@@ -207,12 +208,9 @@ class DeviceSteps:
             drawn = uniform(columns.seed[rows], generated, columns.choice[rows])
             # Below 1 also as float32.
             noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
-        decodes = len(batch.ids) == len(batch.slots) == len(rows)
-        graph = None
-        if self.graphs is not None and not decodes:
-            graph = self.graphs.chunk(len(batch.slots), len(batch.ids))
-        if self.graphs is not None and decodes:
-            logits, result = self.replay(self.graphs, batch, heat, noise, stage)
+        graph = self.graph_for(batch)
+        if isinstance(graph, DecodeGraph):
+            logits, result = self.replay(graph, batch, heat, noise, stage)
         elif graph is not None:
             logits, result = self.replay_chunk(graph, batch, heat, noise, stage)
         else:
@@ -222,17 +220,28 @@ class DeviceSteps:
             logprobs = self.sample_others(logits, result[:, : len(rows)], rows)
         return result, logprobs
 
+    def graph_for(self, batch: FlatBatch) -> DecodeGraph | ChunkGraph | None:
+        """What the batch can be a replay of."""
+        graphs, count = self.graphs, len(batch.slots)
+        if graphs is None:
+            return None
+        if not len(batch.ids) == count == len(batch.sampled):
+            return graphs.chunk(count, len(batch.ids))
+        graph = None
+        if count >= SHARING_ROWS_MIN and self.shared(batch) is not None:
+            graph = graphs.decode(count, sharing=True)
+        return graph or graphs.decode(count)
+
     def replay(
         self,
-        graphs: Graphs,
+        graph: DecodeGraph,
         batch: FlatBatch,
         heat: NDArray[Any],
         noise: NDArray[Any],
         stage: Tensor,
     ) -> tuple[Tensor, Tensor]:
         count = len(batch.slots)
-        sharing = self.shared(batch) if count >= SHARING_ROWS_MIN else None
-        graph = graphs.decode(count, sharing is not None)
+        sharing = self.shared(batch) if graph.sharing else None
         width = graph.packed.shape[1]
         packed = stage.numpy()[: PACKED * width].reshape(PACKED, width)
         packed[:6, :count] = (

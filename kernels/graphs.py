@@ -3,29 +3,34 @@ and steps of few rows and tokens (a prompt that arrives) by their number of toke
 
 A graph covers all of a step: input tokens from the device's table, forward, sampling. What changes
 between replays lies in buffers of fixed address: `packed`, which the host fills, the page table,
-the pools. Rows beyond those of the step are padding: they write no keys and see none.
+the pools. Rows beyond those of the step are padding: they write no keys and see none. All graphs
+use the same memory, one after the other: what a replay leaves is read before the next one begins.
 
-It does not know requests or the host's state. Law: a replay computes what the same kernels compute
-launched one by one.
+It does not know requests or the host's state. Laws: a replay computes what the same kernels compute
+launched one by one; graphs take no more memory than they were given (and one of them).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention.base import Attention, AttentionBatch, HostRows, SharedPrefix
-from kernels.kv import KvPool
+from kernels.attention.base import AttentionBatch, HostRows, SharedPrefix
+from kernels.attention.triton import TritonAttention
+from kernels.kv import KvPool, free_memory_bytes
 from kernels.layers.decoder import Decoder
 
 Progress = Callable[[str, int, int], None]  # what, done, total
-
+Clock = Callable[[], float]
+G = TypeVar("G", bound="Graph")
 
 SHARED_ROWS_MIN = 16  # sizes from which a graph looks for keys that its rows share
 CHUNK_ROWS = 8
@@ -47,20 +52,16 @@ class Graph:
     result: Tensor  # int32 [2, rows]
 
     def capture(self, owner: Graphs) -> None:
-        device = owner.page_table.device
         self.graph = torch.cuda.CUDAGraph()
         with torch.inference_mode():
             self.plan(owner)
-            side = torch.cuda.Stream(device)
-            side.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(side):
-                self.compute(owner)  # what is made at the first use is made now
-            torch.cuda.current_stream(device).wait_stream(side)
-            torch.cuda.synchronize(device)
+            self.compute(owner)  # what is made at the first use is made now
+            torch.cuda.synchronize(owner.page_table.device)
             with torch.cuda.graph(self.graph, pool=owner.pool):
-                self.logits, self.result = self.compute(owner)
-        # Attention's scratch of this plan: the graph writes to it.
-        self.kept = [getattr(owner.attention, name, None) for name in ("part", "part_lse")]
+                self.plan(owner)  # its scratch is of the graphs' memory as well
+                logits, result = self.compute(owner)
+        self.logits, self.result = borrowed(logits), borrowed(result)
+        owner.attention.forget()
 
     def plan(self, owner: Graphs) -> None:
         raise NotImplementedError
@@ -188,18 +189,39 @@ class ChunkGraph(Graph):
         return logits, owner.picker.pick(logits, self.heat, self.noise, self.sampled_slots)
 
 
+class Borrowed:
+    """A tensor's place, for whoever makes a tensor of it again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": {torch.float32: "<f4", torch.int32: "<i4"}[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """The same values at the same place, which is not kept: the next capture may use it."""
+    assert tensor.is_contiguous()
+    return torch.as_tensor(Borrowed(tensor), device=tensor.device)
+
+
 class Graphs:
-    """All that is captured; when first asked for, or all at once by `capture`."""
+    """All that is captured; when first asked for, or all at once by `capture`. `bytes_max`: of the
+    device's memory; once it is used up, a step takes a larger graph that there is, or none."""
 
     def __init__(
         self,
         model: Decoder,
         kv: KvPool,
-        attention: Attention,
+        attention: TritonAttention,
         picker: Any,
         page_table: Tensor,
         context_len: int,
         step_tokens_max: int,
+        bytes_max: int,
     ) -> None:
         self.model, self.kv, self.attention, self.picker = model, kv, attention, picker
         self.page_table, self.context_len = page_table, context_len
@@ -208,28 +230,56 @@ class Graphs:
         self.decodes: dict[tuple[int, bool], DecodeGraph] = {}
         self.chunks: dict[int, ChunkGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
+        self.bytes_max = bytes_max
+        self.byte_count = 0
 
-    def decode(self, count: int, sharing: bool = False) -> DecodeGraph:
+    @property
+    def is_full(self) -> bool:
+        return self.byte_count >= self.bytes_max
+
+    def decode(self, count: int, sharing: bool = False) -> DecodeGraph | None:
         """The smallest graph with room for `count` rows."""
-        size = self.row_sizes[bisect_left(self.row_sizes, count)]
-        graph = self.decodes.get((size, sharing))
-        if graph is None:
-            graph = self.decodes[size, sharing] = DecodeGraph(self, size, sharing)
-        return graph
+        sizes = self.row_sizes[bisect_left(self.row_sizes, count) :]
+        if (sizes[0], sharing) not in self.decodes:
+            graph = self.made(partial(DecodeGraph, self, sizes[0], sharing))
+            if graph is not None:
+                self.decodes[sizes[0], sharing] = graph
+        return next((self.decodes[n, sharing] for n in sizes if (n, sharing) in self.decodes), None)
 
     def chunk(self, rows: int, tokens: int) -> ChunkGraph | None:
-        """The smallest graph for a step of few rows and tokens; None: it has too many."""
-        nth = bisect_left(self.token_sizes, tokens)
-        if rows > min(CHUNK_ROWS, self.page_table.shape[0]) or nth == len(self.token_sizes):
+        """The smallest graph for a step of few rows and tokens, unless it has too many."""
+        sizes = self.token_sizes[bisect_left(self.token_sizes, tokens) :]
+        if rows > min(CHUNK_ROWS, self.page_table.shape[0]) or not sizes:
             return None
-        size = self.token_sizes[nth]
-        graph = self.chunks.get(size)
-        if graph is None:
-            graph = self.chunks[size] = ChunkGraph(self, size)
-        return graph
+        if sizes[0] not in self.chunks:
+            graph = self.made(partial(ChunkGraph, self, sizes[0]))
+            if graph is not None:
+                self.chunks[sizes[0]] = graph
+        return next((self.chunks[size] for size in sizes if size in self.chunks), None)
 
-    def capture(self, progress: Progress | None = None) -> None:
-        """All sizes, the largest first: the others then fit into its memory."""
+    def made(self, make: Callable[[], G]) -> G | None:
+        """What `make` captures, if there is memory for it."""
+        if self.is_full:
+            return None
+        device = self.page_table.device
+        before = free_memory_bytes(device)
+        try:
+            return make()
+        except torch.OutOfMemoryError:
+            self.bytes_max = 0
+            return None
+        finally:
+            self.byte_count += max(before - free_memory_bytes(device), 0)
+
+    def capture(
+        self,
+        progress: Progress | None = None,
+        seconds_max: float = math.inf,
+        now: Clock = monotonic,
+    ) -> int:
+        """All sizes, as far as time and memory go; the largest first: the others then fit into its
+        memory, and their steps into it. Returns how many are left."""
+        end_s = now() + seconds_max
         sharing = [size for size in self.row_sizes if size >= SHARED_ROWS_MIN]
         makes: list[Callable[[], Any]] = [
             *(partial(self.chunk, 1, size) for size in reversed(self.token_sizes)),
@@ -237,6 +287,9 @@ class Graphs:
             *(partial(self.decode, size, True) for size in reversed(sharing)),
         ]
         for nth, make in enumerate(makes):
+            if self.is_full or now() >= end_s:
+                return len(makes) - nth
             make()
             if progress is not None:
                 progress("graphs", nth + 1, len(makes))
+        return 0

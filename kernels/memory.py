@@ -30,6 +30,18 @@ def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 def forget_freed() -> None:
     """A model that nobody refers to is taken apart now, and its device memory is free for whoever
     asks how much there is."""
-    gc.collect()
+    forget_unused()
     if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def forget_unused() -> None:
+    """What nobody refers to is taken apart now; torch keeps the memory for the same use again."""
+    gc.collect()
+
+
+def release_freed(device: torch.device) -> None:
+    """What torch keeps of a device's memory for later, in pieces of sizes that were used once, can
+    be had in others. Waits for the device."""
+    if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -48,20 +48,17 @@ from kernels.constrain import (
     load_engine,
 )
 from kernels.cores import usable_cores
-from kernels.kv import (
-    HOST_POOL_BYTES,
-    KvPool,
-    fitting_page_count,
-    free_memory_bytes,
-    page_bytes,
-)
+from kernels.fit import Wanted, gib, largest_step, settle_page_count, step_does_not_fit
+from kernels.kv import HOST_POOL_BYTES, KvPool, free_memory_bytes, page_bytes
 from kernels.layers.decoder import Decoder
 from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
 from kernels.load.dummy import DummySource
+from kernels.memory import forget_unused, release_freed
 from kernels.models.base import MODELS, DecoderConfig
 from kernels.ops.base import OPS, Ops, OpsUnavailable
 from kernels.ops.sampling import prompt_logprobs, sample
 from kernels.ops.vectors import read_vectors, reading_rows
+from kernels.parts import run_in_parts
 from kernels.quant.weight import BLOCK_FORMATS
 from kernels.registry import UnknownName
 from kernels.slots import FlatBatch, Slots
@@ -87,10 +84,12 @@ class RunnerOptions:
     grammar: str = "auto"  # a name of GRAMMARS
     ops: str = "auto"  # a name of OPS
     threads: int = 0  # 0: as many as cores that this process may use
-    memory_fraction: float = 0.5
+    memory_fraction: float = 0.5  # of what is free beside weights, steps and graphs
     seed: int = 0  # of invented weights
     graphs: bool = True  # decode steps are captured, where the device can
     lazy_graphs: bool = False  # captured when first needed, not by `warm_up`
+    graph_bytes: int = 2 << 30  # of the device's memory for graphs
+    graph_seconds: float = 60.0  # of `warm_up` for them; those left are captured when needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +124,7 @@ class Runner:
         self.facts, self.options = facts, options
         self.device = kv.layers[0][0].device
         self.constrainer: Constrainer | None = None  # until the first constraint asks for one
+        self.graphs_left = 0  # that `warm_up` had no time or memory for
         self.steps = device_steps(self)
 
     @staticmethod
@@ -141,8 +141,18 @@ class Runner:
         self.model.ops.set_threads(count or usable_cores())
 
     def launch(self, step: StepInput) -> Flight:
-        """Starts a step; where the device can, without waiting for it or for the one before. Raises
-        as `execute`. Results are asked for in the order of the launches."""
+        """Starts a step; where the device can, without waiting for it or for the one before.
+        Results are asked for in the order of the launches. A step for which there is no memory is
+        computed in parts; rows that don't fit even so are `starved`. Anything raised is our bug,
+        or the device's end."""
+        try:
+            return self.launch_whole(step)
+        except MemoryError as error:
+            self.release()
+            return Landed(self.in_parts(step, str(error)))
+
+    def launch_whole(self, step: StepInput) -> Flight:
+        """Raises MemoryError: the step's deltas are applied, nothing is computed."""
         steps = self.steps
         if steps is None:
             return Landed(self.execute_here(step))
@@ -163,6 +173,26 @@ class Runner:
         flight = steps.launch(step)
         return Landed(flight) if isinstance(flight, StepOutput) else flight
 
+    def release(self) -> None:
+        """Gives back what memory can be: of steps on their way, of what is kept for later ones."""
+        if self.steps is not None:
+            self.steps.drain()
+        release_freed(self.device)
+
+    def in_parts(self, step: StepInput, detail: str) -> StepOutput:
+        """A step that did not fit, its deltas applied."""
+
+        def run(part: StepInput) -> StepOutput:
+            try:
+                return self.launch_whole(part).result()
+            except MemoryError:
+                self.release()
+                raise
+
+        output = run_in_parts(step, run, detail)
+        self.slots.failed[output.starved] = True
+        return output
+
     def progress(self) -> int | None:
         """Changes while a step computes, see `Ops.progress`. From any thread."""
         return self.model.ops.progress()
@@ -173,12 +203,11 @@ class Runner:
         return self.steps is not None
 
     def execute(self, step: StepInput) -> StepOutput:
-        """Runs one step: applies its deltas, computes its rows, appends what was sampled. Raises
-        MemoryError, with nothing appended; anything else raised is our bug."""
+        """Runs one step: applies its deltas, computes its rows, appends what was sampled."""
         return self.launch(step).result()
 
     def execute_here(self, step: StepInput) -> StepOutput:
-        """`execute`, the host waiting for each step."""
+        """`launch_whole`, the host waiting for each step."""
         self.slots.apply(step)
         self.guide(step)
         batch = self.slots.flatten(step)
@@ -352,7 +381,7 @@ class Runner:
         self.execute(StepInput(slot, np.ones(1, np.int32)))
         self.reset()
         if self.steps is not None and not self.options.lazy_graphs:
-            self.steps.capture(progress)
+            self.graphs_left = self.steps.capture(progress, self.options.graph_seconds)
 
     def reset(self, keep_kv: bool = False) -> None:
         """Empties every slot. With `keep_kv` later steps may name pages from before as cached;
@@ -392,8 +421,6 @@ class Landed:
         return self.output
 
 
-STEP_BYTES_FIXED = 2 << 30  # workspaces of the libraries, graphs
-
 NOT_NUMBERS = "the model's output for this sequence is not a number"
 FAILED_BEFORE = "an earlier step of this sequence has failed"
 
@@ -414,29 +441,59 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     ops, dtype = settle_ops(options, source.weight_format, device, notes)
     ops.set_threads(options.threads or usable_cores())
     context_len = settle_context(options.context_len, config.context_len)
+    if device.type != "cpu" and dtype != "quantized":
+        check_weights_fit(config, dtype, device)
     model = Decoder(config, source, ops, dtype, context_len, progress)
     source.finish()
 
     kv_dtype = ops.kv_dtype(dtype)
     attention = settle_attention(options, config, kv_dtype, device, notes)
-    page_count = settle_pages(options, config, kv_dtype, context_len, device)
-    kv = KvPool(config.layer_count, config.heads, page_count, options.page_size, kv_dtype, device)
-    slots = Slots(options.slot_count, context_len, options.page_size, page_count)
-    facts = ModelFacts(
-        name=source.name,
-        vocab_size=config.vocab_size,
-        context_len=context_len,
-        eos_ids=source.eos_ids,
-        page_size=options.page_size,
-        page_count=page_count,
-        dtype=dtype,
-        device=str(device),
-        parameter_count=model.parameter_count,
-        hidden_len=config.hidden_len,
-        vector_lens=config.vector_lens,
-        notes=tuple(notes),
+    wanted = pool_wanted(options, config, kv_dtype, context_len)
+
+    def runner_of(page_count: int, options: RunnerOptions) -> Runner:
+        size = options.page_size
+        kv = KvPool(config.layer_count, config.heads, page_count, size, kv_dtype, device)
+        slots = Slots(options.slot_count, context_len, size, page_count)
+        facts = ModelFacts(
+            name=source.name,
+            vocab_size=config.vocab_size,
+            context_len=context_len,
+            eos_ids=source.eos_ids,
+            page_size=size,
+            page_count=page_count,
+            dtype=dtype,
+            device=str(device),
+            parameter_count=model.parameter_count,
+            hidden_len=config.hidden_len,
+            vector_lens=config.vector_lens,
+            notes=tuple(notes),
+        )
+        return Runner(model, kv, slots, attention, facts, options)
+
+    if device.type == "cpu":
+        page_count = -(-options.kv_tokens // options.page_size)  # committed as it is touched
+        if not page_count:
+            page_count = settle_page_count(wanted, free_memory_bytes(device), HOST_POOL_BYTES)
+    else:
+        try_largest_step(runner_of, options, context_len)
+        forget_unused()  # the trial's pool; what its step took is kept
+        free = free_memory_bytes(device)
+        page_count = settle_page_count(wanted, free)
+        notes.append(f"pool {gib(page_count * wanted.page_bytes)} of {gib(free)} that were free")
+    return runner_of(page_count, options)
+
+
+def try_largest_step(
+    runner_of: Callable[[int, RunnerOptions], Runner], options: RunnerOptions, context_len: int
+) -> None:
+    """Raises MemoryError if it doesn't fit."""
+    step, page_count = largest_step(
+        options.page_size, context_len, options.slot_count, options.step_tokens_max
     )
-    return Runner(model, kv, slots, attention, facts, options)
+    try:
+        runner_of(page_count, replace(options, graphs=False)).launch_whole(step).result()
+    except MemoryError as error:
+        raise step_does_not_fit(step, error) from error
 
 
 def device_steps(runner: Runner) -> DeviceSteps | None:
@@ -452,7 +509,7 @@ def device_steps(runner: Runner) -> DeviceSteps | None:
         runner.attention,
         runner.facts.eos_ids,
         runner.options.step_tokens_max,
-        runner.options.graphs,
+        runner.options.graph_bytes if runner.options.graphs else 0,
     )
 
 
@@ -550,40 +607,30 @@ def settle_context(wanted: int, own: int) -> int:
     return wanted or own
 
 
-def settle_pages(
-    options: RunnerOptions,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    context_len: int,
-    device: torch.device,
-) -> int:
-    """Pages of the pool. Raises MemoryError if not one fits."""
-    if options.kv_tokens:
-        return -(-options.kv_tokens // options.page_size)
-    each = page_bytes(config.layer_count, config.heads, options.page_size, dtype)
-    reserved = step_bytes(options, config, dtype) if device.type == "cuda" else 0
-    free = free_memory_bytes(device)
-    page_count = fitting_page_count(
-        each,
-        options.page_size,
-        context_len,
-        options.slot_count,
-        int(max(free - reserved, 0) * options.memory_fraction),
-        HOST_POOL_BYTES if device.type == "cpu" else None,
+def pool_wanted(
+    options: RunnerOptions, config: DecoderConfig, dtype: torch.dtype, context_len: int
+) -> Wanted:
+    return Wanted(
+        page_bytes=page_bytes(config.layer_count, config.heads, options.page_size, dtype),
+        page_size=options.page_size,
+        context_len=context_len,
+        slot_count=options.slot_count,
+        kv_tokens=options.kv_tokens,
+        memory_fraction=options.memory_fraction,
+        graph_bytes=options.graph_bytes if options.graphs else 0,
     )
-    if page_count < 1:
+
+
+def check_weights_fit(config: DecoderConfig, dtype: str, device: torch.device) -> None:
+    """Raises MemoryError before anything is read. An estimate: vectors are left out."""
+    heads, hidden = config.heads, config.hidden_len
+    layer = hidden * (heads.qkv_len + heads.query * heads.dim + 3 * config.ffn_len)
+    matrices = config.layer_count * layer
+    matrices += (1 if config.tied_embeddings else 2) * config.vocab_size * hidden
+    needed = matrices * getattr(torch, dtype).itemsize
+    free = free_memory_bytes(device)
+    if needed > free:
         raise MemoryError(
-            f"no memory for one page of {each} bytes: {free} bytes are free beside the weights, "
-            f"of which a step needs {reserved}"
+            f"the weights need {gib(needed)} as {dtype}; {gib(free)} are free:"
+            f" {gib(needed - free)} are missing"
         )
-    return page_count
-
-
-def step_bytes(options: RunnerOptions, config: DecoderConfig, dtype: torch.dtype) -> int:
-    """What a step needs on a device beside weights and pool, at most: activations of the largest
-    one, logits of all slots twice, the attention's workspace, graphs."""
-    heads = config.heads
-    each = 6 * config.hidden_len + 2 * heads.qkv_len + 3 * config.ffn_len
-    activations = options.step_tokens_max * each * dtype.itemsize
-    logits = 2 * 4 * options.slot_count * config.vocab_size
-    return activations + logits + STEP_BYTES_FIXED

@@ -84,6 +84,10 @@ class TritonAttention:
         if decode_count:
             self.plan_splits(decode_count)
 
+    def forget(self) -> None:
+        """Lets go of the plan's scratch; the next step is planned again."""
+        self.part = self.part_lse = torch.empty(0)
+
     def plan_splits(self, count: int) -> None:
         heads = self.shape.heads
         self.shares = 0
