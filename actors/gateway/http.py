@@ -33,7 +33,7 @@ from actors.gateway.exchange import (
     json_response,
 )
 from actors.gateway.openapi import document
-from actors.gateway.page import status_page
+from actors.gateway.page import POLICY, status_page
 from messages.openai import ModelCard, ModelList
 from messages.types import Fault, Problem
 
@@ -168,7 +168,8 @@ class App:
         gateway = self.gateway
         rows = gateway.actor_rows()
         page = status_page(gateway.limits.model, gateway.missing(), rows, len(gateway.calls))
-        return Response(page, media_type="text/html")
+        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
+        return Response(page, media_type="text/html", headers=headers)
 
     async def health(self, request: Request) -> Response:
         """200 as long as this gateway can serve. Names what it can do without, too."""
