@@ -112,6 +112,22 @@ async def test_another_gateway_computes_it_again_and_sends_the_rest() -> None:
         assert "role 0" not in ends
 
 
+async def test_who_comes_back_where_no_more_streams_are_kept_gets_the_rest_alone() -> None:
+    for steps in range(2, 12):
+        street, other = Street(), Street(resume_streams_max=1)
+        first = await lose(street, ask(street), steps)
+        texts, last, _ = parts(first)
+        reading = ask(other)  # fills the shelf, and is being read
+        await other.step()
+        rest = await other.ask(ask(other, last))
+        more, _, ends = parts(rest)
+        assert texts[0] + more.get(0, "") == WORDS
+        assert "role 0" not in ends
+        await other.settle()
+        assert reading.task.done()
+        assert len(other.gateway.calls) == 0
+
+
 async def test_it_is_computed_again_with_the_seed_that_was_drawn() -> None:
     street, other = Street(), Street()
     client = ask(street)

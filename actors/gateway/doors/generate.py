@@ -82,10 +82,11 @@ class Generate:
         stream.request_names = () if dialect.names is None else dialect.names(ask)
         head = Head(answer_id, int(created_s), gateway.limits.model, created_s, time.time)
         if wish is not None and ask.stream:
-            kept = self.resumes.keep(wish[0], dialect, ask, head, stream)
+            name, marks = wish
+            kept = self.resumes.keep(name, dialect, ask, head, stream, is_back=bool(marks))
             if kept is not None:
                 stream.on_cut = None
-                await self.resumes.follow(exchange, kept, wish[1])
+                await self.resumes.follow(exchange, kept, marks)
                 return
         watcher = asyncio.create_task(self.watch(exchange, stream))
         try:

@@ -105,15 +105,24 @@ class Resumes:
         return found
 
     def keep(
-        self, name: StreamId, dialect: Dialect, ask: Asked, head: Head, stream: Stream
+        self,
+        name: StreamId,
+        dialect: Dialect,
+        ask: Asked,
+        head: Head,
+        stream: Stream,
+        *,
+        is_back: bool,
     ) -> Kept | None:
-        """Begins to hold a stream. None: there is no room, so it is served as any other."""
+        """Begins to hold a stream. None: there is no room, so it is served as any other. But who is
+        back for one has the beginning: that stream is held for this connection alone."""
         for old in self.shelf.excess(1):
             self.drop(old)
         kept = Kept(name, dialect, ask, head, stream)
-        if not self.shelf.put(kept.name, kept.held):
+        if self.shelf.put(kept.name, kept.held):
+            self.kept[kept.name] = kept
+        elif not is_back:
             return None
-        self.kept[kept.name] = kept
         kept.task = asyncio.create_task(self.pump(kept))
         return kept
 
@@ -199,14 +208,15 @@ class Resumes:
             await exchange.write_last(writer.end(kept.stream.checked))
 
     def attach(self, kept: Kept) -> None:
-        if kept.name in self.kept:
+        if self.kept.get(kept.name) is kept:
             self.shelf.readers[kept.name] += 1
         if kept.expiry is not None:
             kept.expiry.cancel()
             kept.expiry = None
 
     def detach(self, kept: Kept) -> None:
-        if kept.name not in self.kept:
+        if self.kept.get(kept.name) is not kept:
+            kept.stream.close()  # nobody else can come to it
             return
         self.shelf.readers[kept.name] -= 1
         if not self.shelf.readers[kept.name]:
