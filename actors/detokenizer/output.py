@@ -146,6 +146,7 @@ class Output:
             matched=reason,
             usage=usage,
             problem=tail.problem if stop is None else None,
+            vector=tail.vector,
         )
 
     def tell_prompt(self, tail: Tail) -> Delta:

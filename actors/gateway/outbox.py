@@ -28,7 +28,7 @@ class Outbox:
         if not self.rows:
             self.unread_since_s = now_s
         self.rows.append(row)
-        self.bytes_len += ROW_BYTES + len(row.delta.text)
+        self.bytes_len += ROW_BYTES + len(row.delta.text) + len(row.delta.vector)
         for token in row.delta.logprobs:
             self.bytes_len += ROW_BYTES * (1 + len(token.best))
         return self.bytes_len

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from actors.scheduler.planner import Plan
 from actors.scheduler.request import Request
-from messages.types import Int32s, Logprob, pack, unpack
+from messages.types import Float32s, Int32s, Logprob, pack, unpack
 from messages.worker import Row, Step, StepDone, StepFailed
 
 ONE = pack([1])
@@ -51,6 +51,7 @@ class Sampled(NamedTuple):
     token: int
     packed: Int32s  # the token again, as it travels on
     logprob: Logprob | None
+    vector: Float32s
 
 
 class Flights:
@@ -149,10 +150,19 @@ def sampled(flight: Flight, message: StepDone) -> Iterator[Sampled]:
     tokens = unpack(message.tokens)
     assert len(tokens) == len(rows), f"{len(tokens)} tokens for {len(rows)} rows"
     logprobs = message.logprobs or (None,) * len(rows)
+    vectors = vectors_of(message) if message.vectors else (b"",) * len(rows)
     packed = message.tokens
-    for index, (request, token, logprob) in enumerate(zip(rows, tokens, logprobs, strict=True)):
+    for index, (request, token, logprob, vector) in enumerate(
+        zip(rows, tokens, logprobs, vectors, strict=True)
+    ):
         if request is not None:
-            yield Sampled(request, token, packed[4 * index : 4 * index + 4], logprob)
+            yield Sampled(request, token, packed[4 * index : 4 * index + 4], logprob, vector)
+
+
+def vectors_of(message: StepDone) -> list[Float32s]:
+    """One for each of its slots; empty for those that did not ask."""
+    by_slot = {vector.slot: vector.values for vector in message.vectors}
+    return [by_slot.get(slot, b"") for slot in unpack(message.slots)]
 
 
 def _row(request: Request) -> Row:

@@ -15,8 +15,9 @@ import hashlib
 from array import array
 from collections.abc import Callable, Collection, Iterable
 
+from bench.sim.vectors import HIDDEN_LEN, vector_of
 from messages.types import Logprob, pack, unpack
-from messages.worker import Facts, Row, Step, StepDone, StepFailed
+from messages.worker import Facts, Row, Step, StepDone, StepFailed, Vector
 
 Cell = tuple[int, int, str]  # token, position, namespace
 CHOICE_STRIDE = 1_000_003
@@ -49,6 +50,8 @@ class Tenant:
         self.seed = row.sampling.seed + CHOICE_STRIDE * row.sampling.choice
         self.logprobs = row.sampling.logprobs
         self.tokens = list(unpack(row.tokens))
+        self.prompt_len = row.prompt_len
+        self.sampling = row.sampling
         self.pages = list(unpack(row.pages))
         self.computed_len = row.cached_len
         self.is_spoiled = False
@@ -76,6 +79,7 @@ class ShadowWorker:
             eos_ids=eos_ids,
             dtype="none",
             device="none",
+            hidden_len=HIDDEN_LEN,
         )
         self.namespace_of = namespace_of
         self.cells: list[Cell | None] = [None] * (page_count * page_size)
@@ -104,6 +108,7 @@ class ShadowWorker:
             self._write(self.tenants[slot], count)
         done_slots, tokens = array("i"), array("i")
         logprobs: list[Logprob | None] = []
+        vectors: list[Vector] = []
         failed = [slot for slot in slots if self.tenants[slot].is_spoiled]
         for slot in slots:
             tenant = self.tenants[slot]
@@ -112,6 +117,9 @@ class ShadowWorker:
                     tenant.is_spoiled = True  # until it is closed
                     failed.append(slot)
                     continue
+                if len(tenant.tokens) == tenant.prompt_len:
+                    values = vector_of(self._read(tenant), tenant.sampling)
+                    vectors += [Vector(slot, values)] if values else []
                 token = next_token(self._read(tenant), tenant.seed, self.facts.vocab_size)
                 tenant.tokens.append(token)
                 done_slots.append(slot)
@@ -129,6 +137,7 @@ class ShadowWorker:
             elapsed_us=1,
             failed=pack(failed),
             detail="not a number" if failed else "",
+            vectors=tuple(vectors),
         )
 
     def fail(self, step: Step, slots: Iterable[int]) -> StepFailed:

@@ -8,6 +8,7 @@ one order of delivery. To replay a failure: the seed is the test's parameter.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,12 @@ def add_request(rng: random.Random, world: World, index: int, stems: list[list[i
     room = min(facts.context_len, facts.page_count * facts.page_size) - len(prompt)
     max_tokens = rng.randint(1, 24)
     emitted: list[int] = []
-    if rng.random() < 0.2:
+    wish: dict[str, Any] = {}
+    if rng.random() < 0.25:
+        # What is wanted is not text, and it comes with the first token.
+        wish = rng.choice([{"want_vector": True}, {"label_ids": (3, 0, 3)}])
+        max_tokens = 1
+    elif rng.random() < 0.2:
         # A resumed attempt: some of the answer is already with the client.
         count = rng.randint(0, min(max_tokens, room))
         emitted = continuation(
@@ -76,6 +82,7 @@ def add_request(rng: random.Random, world: World, index: int, stems: list[list[i
         ignore_eos=rng.random() < 0.3,
         min_tokens=rng.choice([0, 0, min(4, max_tokens)]) if not emitted else 0,
         logprobs=rng.choice([None, 0]),
+        **wish,
     )
 
 

@@ -16,12 +16,13 @@ import msgspec
 from actors.cache.actor import Cache
 from actors.runtime.testkit import Cell
 from actors.scheduler.actor import Scheduler
+from bench.sim.vectors import vector_of
 from messages.base import Address
 from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Open, Tail, Tokens
 from messages.scheduler import Cancel, StopMet, Submit
 from messages.system import Cause, Down, Reason
-from messages.types import FinishReason, Sampling, StopRules, Usage, pack, unpack
+from messages.types import FinishReason, Float32s, Sampling, StopRules, Usage, pack, unpack
 from messages.worker import Step, StepDone, StepFailed
 from tests.house.shadow import ShadowWorker, continuation
 
@@ -318,6 +319,12 @@ class World:
                 return whole[: index + 1], FinishReason.STOP
         return whole, FinishReason.LENGTH
 
+    def expected_vector(self, name: str) -> Float32s:
+        """What its prompt comes to; empty where it did not ask."""
+        submit = self.clients[name].submit
+        cells = [(token, at, submit.namespace) for at, token in enumerate(unpack(submit.prompt))]
+        return vector_of(cells, submit.sampling)
+
     def verify(self, name: str) -> None:
         """One terminal tail, and the output is the plain function of the prompt."""
         client = self.clients[name]
@@ -334,6 +341,8 @@ class World:
             assert told == output[: len(told)], name
             return
         assert told == output, name
+        assert client.tail is not None
+        assert client.tail.vector == self.expected_vector(name), name
         if client.stopped_at is None:
             assert client.finish is finish, name
         usage = client.usage
