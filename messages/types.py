@@ -71,7 +71,7 @@ class Sampling(Part, frozen=True):
     prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's own tokens
     # What the model makes of the prompt's last token comes with the first token, as `Tail.vector`:
     # its final hidden state, scaled to length 1; or the log probabilities of these ids behind it,
-    # of the bare logits. At most one of the two.
+    # of the bare logits. At most one of the two, and `max_tokens` is 1.
     want_vector: bool = False
     label_ids: tuple[int, ...] = ()
 

@@ -186,7 +186,7 @@ class Schedule:
             if request is not None and request.state is not State.DONE:
                 self.output.tell_prompt(request, part)
         count = 0
-        for request, token, packed, logprob in sampled(flight, message):
+        for request, token, packed, logprob, vector in sampled(flight, message):
             if request.state is State.DONE:
                 continue
             count += 1
@@ -206,7 +206,17 @@ class Schedule:
             reason, matched = over
             usage = finish.usage_of(request)
             request.mail.rows.append(
-                Tail(request.id, request.attempt, index, packed, logprobs, reason, matched, usage)
+                Tail(
+                    request.id,
+                    request.attempt,
+                    index,
+                    packed,
+                    logprobs,
+                    reason,
+                    matched,
+                    usage,
+                    vector=vector,  # who asks for one ends with its first token
+                )
             )
             self._pace.ended(now_s)
             self._close(request)

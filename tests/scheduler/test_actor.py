@@ -48,6 +48,25 @@ def finish(world: World) -> None:
     world.verify_idle()
 
 
+def test_a_vector_comes_with_the_end_and_for_those_alone_who_asked() -> None:
+    world = World(prefill_budget=8)
+    prompt = random_prompt(20)
+    for name, wish in (("a", {"want_vector": True}), ("b", {}), ("c", {"label_ids": (9, 1)})):
+        world.submit(name, prompt, max_tokens=1 if wish else 3, **wish)
+    finish(world)
+    vectors = {name: world.clients[name].tail.vector for name in "abc"}  # type: ignore[union-attr]
+    assert [len(unpack(vectors[name])) for name in "abc"] == [4, 0, 2]
+    assert world.clients["a"].finish is FinishReason.LENGTH
+
+
+def test_a_request_that_lost_its_worker_gets_its_vector_from_the_next() -> None:
+    world = World()
+    world.submit("a", random_prompt(20), max_tokens=1, want_vector=True)
+    world.settle_but(FROM_WORKER)
+    world.restart_scheduler()
+    finish(world)
+
+
 def test_the_next_step_leaves_before_the_result_of_the_last() -> None:
     world = World()
     world.submit("a", random_prompt(10), max_tokens=6)
