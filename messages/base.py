@@ -62,3 +62,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
     request: str | None = None
     # Meant for one incarnation, not for whoever follows it: not kept over a restart in place.
     exact: bool = False
+    # Of a message to a mailbox that makes senders wait: the number of the credit that it is sent
+    # on, from 1; 0: on none.
+    credit: int = 0

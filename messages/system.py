@@ -55,6 +55,7 @@ class Ready(Message, frozen=True):
     note: bytes = b""
     peers: tuple[str, ...] = ()  # the paths that it sends to
     makes_wait: bool = False  # its mailbox makes senders wait when full
+    credits: int = 0  # and so many messages of each on another node may be under way
 
 
 class Stop(Message, frozen=True):
@@ -89,6 +90,23 @@ class Undelivered(Message, frozen=True):
     kind: str  # the message's tag
     cause: Cause
     request: str | None = None
+
+
+class Credits(Message, frozen=True):
+    """From the node of an actor that makes senders wait to one of those: it may have sent all up
+    to this number."""
+
+    granted: int
+
+
+class CreditsAsked(Message, frozen=True):
+    """From the node of a sender that is paused: it has sent all up to this number, and they have
+    come or are lost."""
+
+    spent: int
+
+
+Notice = Undelivered | Credits | CreditsAsked  # between nodes, in the supervision lane
 
 
 class ActorRow(Part, frozen=True):
@@ -181,6 +199,7 @@ class Known(Part, frozen=True):
     pid: int = 0
     note: bytes = b""
     last_exit: Reason | None = None
+    credits: int = 0  # of each sender on another node; 0: its mailbox makes nobody wait
 
 
 class Entries(Message, frozen=True):

@@ -20,6 +20,7 @@ HELP = {
     "histrio_e2e_seconds": "From the arrival of a request to its end.",
     "histrio_encode_seconds": "From the arrival of a prompt at the tokenizer to its ids.",
     "histrio_forward_seconds": "Time of one forward in the worker.",
+    "histrio_stale_credits_total": "Grants that were for an earlier life of a sender or a taker.",
     "histrio_stale_steps_total": "Steps that were meant for an earlier life of the worker.",
     "histrio_generated_tokens_total": "Tokens generated.",
     "histrio_grammars_total": "Constraints that were compiled, by outcome.",

@@ -18,9 +18,9 @@ from actors.runtime.codec import (
     root_decoder,
 )
 from actors.runtime.context import Rejected, Reply
-from actors.runtime.mailbox import Envelope
-from messages.base import Header, Lane, Message
-from messages.system import Cause, State, Undelivered
+from actors.runtime.mailbox import Envelope, give_back
+from messages.base import Address, Header, Lane, Message
+from messages.system import Cause, Credits, CreditsAsked, State, Undelivered
 
 if TYPE_CHECKING:
     from actors.runtime.life import Life
@@ -49,10 +49,8 @@ class Arrivals:
         life = self._node.lives.get(header.target.path)
         is_there = life is not None and life.address == header.target and not life.is_dead
         if header.lane is Lane.SUPERVISION:
-            if is_there and life is not None and life.wants_undelivered:
-                notice = self._read(notice_decoder, body)
-                if isinstance(notice, Undelivered):
-                    life.put_urgent(Lane.SUPERVISION, notice)
+            if is_there and life is not None:
+                self._take_notice(life, header.sender, self._read(notice_decoder, body))
             return
         envelope = Envelope(
             body,
@@ -66,8 +64,22 @@ class Arrivals:
             self._node.dropped(envelope, header.target, Cause.UNREADABLE)
         elif life is None or not is_there or life.state is State.STARTING:
             self._node.undelivered(envelope, header.target, Cause.NOBODY)
+        elif header.credit and not self._node.streams.arrive(
+            life, envelope, header.sender, header.credit
+        ):
+            self._node.undelivered(envelope, header.target, Cause.FULL)
         else:
             self.deliver(life, envelope, body, None)
+
+    def _take_notice(self, life: Life, sender: Address | None, notice: Any) -> None:
+        """Credits are the nodes' business: they wait in no lane."""
+        match notice:
+            case Undelivered() if life.wants_undelivered:
+                life.put_urgent(Lane.SUPERVISION, notice)
+            case Credits(granted) if sender is not None:
+                self._node.streams.granted(life, sender, granted)
+            case CreditsAsked(spent) if sender is not None:
+                self._node.streams.asked(life, sender, spent)
 
     def take_answer(self, header: Header, body: Body) -> None:
         question = self._node.questions.find(header.question, header.target)
@@ -108,9 +120,9 @@ class Arrivals:
             message = as_message(life.decoder, body)
         except Unreadable as error:
             self._node.log.debug("unreadable", target=str(life.address), detail=str(error))
-            self._node.undelivered(envelope, life.address, Cause.UNREADABLE)
-            return
+            message = None
         if type(message) not in life.accepted:
+            give_back(envelope)
             self._node.undelivered(envelope, life.address, Cause.UNREADABLE)
             return
         envelope.body = message

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from messages.base import Message
-from messages.system import NodeIn, RootIn, Undelivered
+from messages.system import NodeIn, Notice, RootIn
 
 _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
@@ -39,7 +39,7 @@ class Decoder:
             raise Unreadable(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-notice_decoder = Decoder(Undelivered)
+notice_decoder = Decoder(Notice)
 node_decoder = Decoder(NodeIn)
 root_decoder = Decoder(RootIn)
 

@@ -136,7 +136,11 @@ class Context(ABC):
 
     @abstractmethod
     def peer(self, path: str) -> Ref[Any]:
-        """Follows the path's incarnations. Annotate it: `self.cache: Ref[cache.In] = ...`."""
+        """Follows the path's incarnations. Annotate it: `self.cache: Ref[cache.In] = ...`.
+
+        Call it in `on_start`: one that is named later is sent to all the same, but its full mailbox
+        doesn't make this actor wait (Full.WAIT), since nobody has looked for a circle of them.
+        """
 
     def ref(self, address: Address) -> Ref[Any]:
         """Exactly this incarnation: nothing reaches a later one."""

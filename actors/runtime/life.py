@@ -18,7 +18,8 @@ from actors.runtime.actor import Actor, union_members
 from actors.runtime.codec import Decoder
 from actors.runtime.crew import Crew
 from actors.runtime.directory import Entry
-from actors.runtime.mailbox import Envelope, Mailbox, Put
+from actors.runtime.mailbox import Envelope, Mailbox, Put, give_back
+from actors.runtime.streams import Inflow, Stream
 from actors.runtime.timers import Timers
 from messages.base import Address, Lane
 from messages.system import (
@@ -65,7 +66,9 @@ class Life:
         self.crews: dict[str, Crew] = {}
         self.jobs: dict[int, tuple[str, float]] = {}  # offloaded: lane, since
         self.watches: list[Entry] = []
-        self.peer_paths: set[str] = set()
+        self.peer_paths: set[str] = set()  # named while it started: those that may make it wait
+        self.streams: dict[str, Stream] = {}  # to mailboxes of other nodes that make it wait
+        self.inflows: dict[Address, Inflow] = {}  # of senders there, where its own does
         self.is_drained = False
         self.accepted = frozenset(union_members(actor.accepts))
         self.private = frozenset(union_members(actor.private))
@@ -119,11 +122,13 @@ class Life:
     def _put_not_taken(self, put: Put, envelope: Envelope, sender: Life | None) -> None:
         match put:
             case Put.REFUSED:
+                give_back(envelope)
                 self.node.undelivered(envelope, self.address, Cause.FULL)
             case Put.DROPPED:
                 self.node.dropped(envelope, self.address)
             case Put.WAITING:
-                if sender is not None and sender is not self:
+                path = self.address.path
+                if sender is not None and sender is not self and path in sender.peer_paths:
                     envelope.parked_by = sender
                     sender.blocked_count += 1
             case Put.OVERFLOWED:

@@ -22,7 +22,7 @@ from actors.runtime.crew import Crew
 from actors.runtime.directory import ExactTarget
 from actors.runtime.life import Life
 from messages.base import Address, Message
-from messages.system import ActorRow, Cause, Reason, RestartAsked
+from messages.system import ActorRow, Cause, Reason, RestartAsked, State
 
 M = TypeVar("M", contravariant=True)
 T = TypeVar("T")
@@ -56,7 +56,8 @@ class LiveContext(Context):
         self._life.send(target, message, deadline_s, request, question)
 
     def peer(self, path: str) -> Ref[Any]:
-        self._life.peer_paths.add(path)
+        if self._life.state is State.STARTING:
+            self._life.peer_paths.add(path)
         return Ref(self._life.send, self._node.entry(path))
 
     def ref(self, address: Address) -> Ref[Any]:

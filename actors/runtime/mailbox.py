@@ -5,18 +5,20 @@ message wakes the owner. A plain deque with a flag costs a fraction of any queue
 
 Laws, asserted by `check`: the user lane never holds more than `count_max` bounded messages nor more
 than `bytes_max` bytes; a message past its deadline is dropped when its turn comes, and counted;
-what a full lane does is the owner's choice and never silent.
+what a full lane does is the owner's choice and never silent; who waits for room (Full.WAIT) is
+bounded by `count_max` on this node, and by its credits on another.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import msgspec
 
+from actors.runtime.sizes import fixed_sizes, size_of
 from messages.base import Address, Lane
 
 URGENT_MAX = 16_384  # kill, control and supervision together; a backstop, never the normal bound
@@ -26,8 +28,10 @@ class Full(enum.Enum):
     """What a full user lane does with one message more."""
 
     REJECT = "reject"  # the sender gets `Undelivered(FULL)`
-    # The sender handles nothing further until there is room. What it sends until then is parked,
-    # at most `count_max` more; past that, and from other nodes past that, it is refused.
+    # The sender handles nothing further until there is room: its kill, control and supervision
+    # lanes alone go on. What it sends until then is parked, at most `count_max` more, and past that
+    # refused. A sender on another node has `credits` and is paused without one, see `streams.py`.
+    # Only who named this actor as a peer while it started is paused: circles are looked for there.
     WAIT = "wait"
     DROP_OLDEST = "drop_oldest"
     DROP_NEW = "drop_new"
@@ -42,6 +46,14 @@ class MailboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     bytes_max: int = 64 << 20
     full: Full = Full.REJECT
     coalesce_key: Callable[[Any], Hashable] | None = None  # with Full.COALESCE
+    credits: int | None = None  # with Full.WAIT: of each sender on another node; None: `count_max`
+
+    @property
+    def window(self) -> int:
+        """What each sender on another node may have under way; 0: it is not counted."""
+        if self.full is not Full.WAIT:
+            return 0
+        return self.count_max if self.credits is None else self.credits
 
 
 class Envelope(msgspec.Struct, gc=False):
@@ -58,6 +70,7 @@ class Envelope(msgspec.Struct, gc=False):
     put_s: float = 0.0
     size_bytes: int = 0
     parked_by: Any = None  # Full.WAIT: the life that waits for room; None again once it has it
+    inflow: Any = None  # Full.WAIT: whose credit it came on; None again once it has left
 
 
 class Put(enum.Enum):
@@ -78,6 +91,7 @@ class Mailbox:
         "_bytes_max",
         "_coalesces",
         "_count_max",
+        "_has_credits",
         "_lanes",
         "_user",
         "bounded_bytes",
@@ -88,6 +102,7 @@ class Mailbox:
         "expired_count",
         "overtaken_count",
         "parked",
+        "parked_count",
         "refused_count",
         "spec",
         "urgent_count",
@@ -99,10 +114,12 @@ class Mailbox:
         self._count_max = spec.count_max
         self._bytes_max = spec.bytes_max
         self._coalesces = spec.full is Full.COALESCE
+        self._has_credits = spec.full is Full.WAIT
         self._lanes: tuple[deque[Envelope], ...] = (deque(), deque(), deque())
         self._user: deque[Envelope] = deque()
         self._by_key: dict[Hashable, Envelope] = {}
-        self.parked: deque[Envelope] = deque()  # Full.WAIT: at most `count_max`
+        self.parked: deque[Envelope] = deque()  # Full.WAIT
+        self.parked_count = 0  # of those, the ones without a credit: at most `count_max`
         self.expired: list[Envelope] = []  # dropped by `take`; whoever takes reports and clears it
         self.urgent_count = 0
         self.bounded_count = 0
@@ -125,7 +142,7 @@ class Mailbox:
         size_bytes = envelope.size_bytes
         if size_bytes == 0:
             body = envelope.body
-            size_bytes = _fixed_sizes.get(type(body)) or size_of(body)
+            size_bytes = fixed_sizes.get(type(body)) or size_of(body)
             envelope.size_bytes = size_bytes
         if self._coalesces and self._put_coalesces(envelope):
             return Put.TAKEN
@@ -190,9 +207,11 @@ class Mailbox:
                 self.dropped_count += 1
                 return Put.DROPPED
             case Full.WAIT:
-                if len(self.parked) >= spec.count_max:
-                    self.refused_count += 1
-                    return Put.REFUSED
+                if envelope.inflow is None:  # the others are bounded by the credits of each sender
+                    if self.parked_count >= spec.count_max:
+                        self.refused_count += 1
+                        return Put.REFUSED
+                    self.parked_count += 1
                 self.parked.append(envelope)
                 return Put.WAITING
             case Full.DROP_OLDEST:
@@ -243,6 +262,8 @@ class Mailbox:
                 self.bounded_bytes -= envelope.size_bytes
                 if self._coalesces:
                     self._forget_key(envelope)
+                elif self._has_credits and envelope.inflow is not None:
+                    give_back(envelope)
             if envelope.deadline_s is not None and envelope.deadline_s <= now_s:
                 self.expired_count += 1
                 self.expired.append(envelope)
@@ -260,17 +281,40 @@ class Mailbox:
                 or self.bounded_bytes + first.size_bytes > self.spec.bytes_max
             ):
                 break
+            self.parked_count -= first.inflow is None
             self._append(self.parked.popleft())
             moved.append(first)
         return moved
+
+    def uncredit(self, inflow: Any = None) -> list[Envelope]:
+        """The credits of one sender on another node (None: of all) are void. What has come on them
+        waits on like that of anybody else; returned is what is parked past the bound of those."""
+        for envelope in self._user:
+            if envelope.inflow is inflow or inflow is None:
+                envelope.inflow = None
+        waiting, self.parked = self.parked, deque()
+        surplus: list[Envelope] = []
+        for envelope in waiting:
+            if envelope.inflow is not None and (envelope.inflow is inflow or inflow is None):
+                envelope.inflow = None
+                if self.parked_count >= self.spec.count_max:
+                    surplus.append(envelope)
+                    continue
+                self.parked_count += 1
+            self.parked.append(envelope)
+        return surplus
+
+    def count_of(self, inflow: Any) -> int:
+        """How many wait here on the credits of one sender."""
+        return sum(envelope.inflow is inflow for envelope in (*self._user, *self.parked))
 
     def keep_for_next_life(self) -> list[Envelope]:
         """After a crash: keeps what the next incarnation may handle, returns the rest.
 
         Gone are the lanes of the dead incarnation, its own timers and results, and what was meant
-        for exactly that incarnation. Parked messages stay parked.
+        for exactly that incarnation. Parked messages stay parked; credits were the dead one's.
         """
-        lost = [e for lane in self._lanes for e in lane]
+        lost = [e for lane in self._lanes for e in lane] + self.uncredit()
         for lane in self._lanes:
             lane.clear()
         self.urgent_count = 0
@@ -295,7 +339,7 @@ class Mailbox:
         self._user.clear()
         self.parked.clear()
         self._by_key.clear()
-        self.urgent_count = self.bounded_count = self.bounded_bytes = 0
+        self.urgent_count = self.bounded_count = self.bounded_bytes = self.parked_count = 0
         return left
 
     def oldest_s(self) -> float | None:
@@ -311,85 +355,17 @@ class Mailbox:
         assert self.bounded_bytes <= self.spec.bytes_max, self.bounded_bytes
         assert self.urgent_count == sum(len(lane) for lane in self._lanes)
         assert self.urgent_count <= URGENT_MAX
-        assert len(self.parked) <= self.spec.count_max, len(self.parked)
+        assert self.parked_count == sum(e.inflow is None for e in self.parked), self.parked_count
+        assert self.parked_count <= self.spec.count_max, self.parked_count
         assert not self.parked or self.spec.full is Full.WAIT
         if self.spec.coalesce_key is not None:
             waiting_ids = {id(e) for e in bounded}
             assert all(id(e) in waiting_ids for e in self._by_key.values())
 
 
-# Estimating the size of a message
-
-_WORD_BYTES = 16  # of a field that has no length of its own
-_sizers: dict[type, Callable[[Any], int]] = {}
-_fixed_sizes: dict[type, int] = {}  # of the classes whose every field is a word
-
-
-def size_of(value: Any) -> int:
-    """Estimates the bytes that a message holds: exact for text and buffers, a word for numbers;
-    a tuple counts as its first element times its length. Constant time for each field."""
-    kind = type(value)
-    if kind is bytes or kind is str:
-        return len(value) + _WORD_BYTES
-    if kind is tuple:
-        return _WORD_BYTES + (len(value) * size_of(value[0]) if value else 0)
-    sizer = _sizers.get(kind)
-    if sizer is None:
-        sizer = _sizers[kind] = _sizer_of(kind)
-    return sizer(value)
-
-
-def _sizer_of(kind: type) -> Callable[[Any], int]:
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return lambda value: _WORD_BYTES
-    fields = msgspec.structs.fields(kind)
-    fixed_bytes = _WORD_BYTES * (1 + len(fields))
-    open_fields = tuple(f.name for f in fields if not _is_word(f.type))
-    if not open_fields:
-        _fixed_sizes[kind] = fixed_bytes
-        return lambda value: fixed_bytes
-
-    def sizer(value: Any) -> int:
-        total = fixed_bytes
-        for name in open_fields:
-            total += size_of(getattr(value, name))
-        return total
-
-    return sizer
-
-
-def _is_word(annotation: Any) -> bool:
-    return annotation in (int, float, bool, type(None)) or (
-        isinstance(annotation, type) and issubclass(annotation, enum.Enum)
-    )
-
-
-# Wiring
-
-
-def wait_cycle(
-    peers: Mapping[str, Collection[str]], waiting: Collection[str]
-) -> tuple[str, ...] | None:
-    """Finds a circle of actors that may all wait for each other, or None.
-
-    `peers[a]` are the paths that `a` sends to; only an edge into one of `waiting` (mailboxes with
-    `Full.WAIT`) can make its sender wait.
-    """
-    done: set[str] = set()
-    for start in peers:
-        trail: list[str] = []
-        stack: list[tuple[str, int]] = [(start, 0)]
-        while stack:
-            path, depth = stack.pop()
-            del trail[depth:]
-            if path in trail:
-                return (*trail[trail.index(path) :], path)
-            if path in done:
-                continue
-            trail.append(path)
-            targets = [t for t in peers.get(path, ()) if t in waiting]
-            if not targets:
-                done.add(path)
-            stack += [(t, depth + 1) for t in targets]
-        done.update(p for p in trail)
-    return None
+def give_back(envelope: Envelope) -> None:
+    """A message is not in the mailbox any more, or never came into it: its sender may send one
+    more."""
+    inflow, envelope.inflow = envelope.inflow, None
+    if inflow is not None:
+        inflow.taken()

@@ -35,6 +35,7 @@ from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
 from actors.runtime.questions import Questions
 from actors.runtime.rows import rows_of
+from actors.runtime.streams import Streams
 from actors.runtime.tally import Tally
 from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
@@ -111,6 +112,7 @@ class Node:
         self.flusher = Flusher(self)
         self.tally = Tally(self.flusher.soon)
         self.questions = Questions(self.loop)
+        self.streams = Streams(self)
         self.remote_rows: dict[str, ActorRow] = {}  # at the root: from beats
         self.ended: asyncio.Future[Reason] = self.loop.create_future()
         self.loop_lag_s = 0.0
@@ -195,6 +197,11 @@ class Node:
         if address.node == self.name:
             self.undelivered(envelope, address, Cause.NOBODY)
             return
+        if sender is not None and target.path in sender.peer_paths:
+            known = self.entry(target.path).known
+            if known is not None and known.credits:
+                self.streams.send(sender, envelope, address, known.credits)
+                return
         header = Header(
             address, me, Lane.USER, deadline_s, question, False, request, target.is_exact
         )
@@ -247,6 +254,7 @@ class Node:
         """Takes one change of the directory and tells whoever watches."""
         entry = self.entry(known.path)
         self._be_patient_while_starting(known)
+        self.streams.learn(known)
         for change, address, reason in entry.update(known):
             message: Any = Up(address)
             if change is Change.DOWN:
@@ -348,15 +356,16 @@ class Node:
     def life_started(self, life: Life, note: bytes) -> None:
         life.entry.life = life
         life.entry.address = life.address
-        makes_wait = life.mailbox.spec.full.value == "wait"
+        window = life.mailbox.spec.window
         peers = tuple(sorted(life.peer_paths))
-        self.report(Ready(life.address, note, peers, makes_wait))
+        self.report(Ready(life.address, note, peers, window > 0, window))
 
     def life_drained(self, life: Life) -> None:
         self.report(Drained(life.address))
 
     def life_ended(self, life: Life, reason: Reason, in_hand: Envelope | None) -> None:
         self.questions.asker_died(life)
+        self.streams.sender_ended(life)
         self.host.life_ended(life, reason, in_hand)
         self.report(Exited(life.address, reason))
 
@@ -402,7 +411,8 @@ class Node:
         return life.actor if life is not None else None
 
     def check(self) -> None:
-        """Runs every actor's `check`, and those of the mailboxes."""
+        """Runs every actor's `check`, and those of the mailboxes and the streams between them."""
+        self.streams.check()
         for life in self.lives.values():
             life.mailbox.check()
             if life.state is not State.STARTING and life.current is None:

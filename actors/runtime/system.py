@@ -21,11 +21,11 @@ from actors.runtime.actor import Actor
 from actors.runtime.clock import rng_for
 from actors.runtime.fabric import Fabric, fabric_for
 from actors.runtime.launch import LaunchFailed, Preload, Prepare
-from actors.runtime.mailbox import wait_cycle
 from actors.runtime.node import Node
 from actors.runtime.nodes import Nodes
 from actors.runtime.restart import Child, Restarts
 from actors.runtime.supervisor import Branch, Leaf, StartFailed
+from actors.runtime.wiring import wait_cycle
 from messages.base import Address, Message
 from messages.system import (
     ActorRow,
@@ -113,7 +113,7 @@ class System:
         self._ends: dict[str, asyncio.Future[None]] = {}  # who waits for a leaf's death
         self._drains: dict[str, asyncio.Future[None]] = {}
         self._peers: dict[str, tuple[str, ...]] = {}
-        self._makes_wait: set[str] = set()
+        self._credits: dict[str, int] = {}  # of those that make senders wait
         self._ended: asyncio.Future[Reason] = self.loop.create_future()
         self._is_stopped = False
 
@@ -233,8 +233,8 @@ class System:
             raise StartFailed(leaf.path, result or Reason(Cause.HUNG))
         self._peers[leaf.path] = result.peers
         if result.makes_wait:
-            self._makes_wait.add(leaf.path)
-        circle = wait_cycle(self._peers, self._makes_wait)
+            self._credits[leaf.path] = result.credits
+        circle = wait_cycle(self._peers, self._credits)
         if circle is not None:
             reason = Reason(Cause.CRASHED, "would wait for each other: " + " -> ".join(circle))
             await self._kill(leaf, reason)
@@ -391,6 +391,7 @@ class System:
             self.nodes.pid(leaf.child.node),
             note or self._note(leaf),
             leaf.last_exit,
+            self._credits.get(leaf.path, 0),
         )
         self.node.learn(known)
         for name in self.nodes.ready_names():

@@ -136,11 +136,17 @@ class Caller(Actor):
     accepts = Relay | Ask | Watch | Crash | Sleep
     answers = Total
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Text = NOBODY) -> None:
+        self.peer_path = peer.text
         self.seen: list[Any] = []
         self.outcomes: list[Any] = []
         self.stopped: Reason | None = None
         self.ended_count = 0
+
+    async def on_start(self) -> bytes:
+        if self.peer_path:
+            self.context.peer(self.peer_path)
+        return b""
 
     def on_relay(self, message: Relay) -> None:
         ref: Ref[Any] = self.context.peer(message.path)

@@ -16,9 +16,9 @@ from actors.runtime.mailbox import (
     Mailbox,
     MailboxSpec,
     Put,
-    size_of,
-    wait_cycle,
 )
+from actors.runtime.sizes import size_of
+from actors.runtime.wiring import wait_cycle
 from messages.base import Lane, Message
 
 
@@ -82,6 +82,54 @@ def test_waiting_messages_move_in_as_room_appears_and_keep_their_order() -> None
     assert [e.body.key for e in mailbox.unpark()] == [3]
     assert mailbox.put(note(6), 0.0) is Put.WAITING, "nobody overtakes those who wait"
     assert keys(mailbox) == [2, 3]
+
+
+class Purse:
+    """A sender on another node, as a mailbox sees it."""
+
+    def __init__(self) -> None:
+        self.taken_count = 0
+
+    def taken(self) -> None:
+        self.taken_count += 1
+
+
+def credited(mailbox: Mailbox, purse: Purse, *numbers: int) -> list[Put]:
+    return [mailbox.put(note(number, inflow=purse), 0.0) for number in numbers]
+
+
+def test_what_comes_on_credit_is_parked_beyond_the_bound_of_others_and_each_take_is_told() -> None:
+    mailbox, purse = filled(Full.WAIT), Purse()
+    assert credited(mailbox, purse, 3, 4, 5) == [Put.WAITING] * 3
+    assert [mailbox.put(note(k), 0.0) for k in (6, 7, 8)] == [Put.WAITING, Put.WAITING, Put.REFUSED]
+    mailbox.check()
+    assert (mailbox.count_of(purse), mailbox.parked_count) == (3, 2)
+    taken = []
+    while (got := mailbox.take(0.0)) is not None:
+        taken.append(got[1].body.key)
+        mailbox.unpark()
+        mailbox.check()
+    assert taken == [1, 2, 3, 4, 5, 6, 7]
+    assert purse.taken_count == 3
+
+
+def test_void_credits_leave_what_waits_within_the_bound_of_others() -> None:
+    mailbox, dead, alive = filled(Full.WAIT), Purse(), Purse()
+    credited(mailbox, dead, 3, 4, 5)
+    credited(mailbox, alive, 6)
+    assert [e.body.key for e in mailbox.uncredit(dead)] == [5]
+    mailbox.check()
+    assert (mailbox.count_of(dead), mailbox.count_of(alive), mailbox.parked_count) == (0, 1, 2)
+
+
+def test_credits_end_with_the_life_that_gave_them() -> None:
+    mailbox, purse = Mailbox(MailboxSpec(count_max=2, full=Full.WAIT)), Purse()
+    credited(mailbox, purse, 1, 2, 3, 4, 5)
+    assert [e.body.key for e in mailbox.keep_for_next_life()] == [5]
+    mailbox.check()
+    while mailbox.take(0.0):
+        mailbox.unpark()
+    assert (mailbox.count_of(purse), purse.taken_count) == (0, 0)
 
 
 def test_coalescing_replaces_the_waiting_message_with_the_same_key() -> None:

@@ -27,7 +27,8 @@ def place(request: pytest.FixtureRequest) -> str:
 
 def cast(place: str, kind: str = "Counter", **fields: Any) -> Any:
     """A counter `c` (perhaps on another node) and a caller `a`."""
-    root = tree(child("c", kind, node=place, **fields), child("a", "Caller"))
+    caller = child("a", "Caller", arguments={"peer": Text("c")})
+    root = tree(child("c", kind, node=place, **fields), caller)
     nodes = () if place == TOGETHER else (place,)
     return play(root, *nodes, weather=Weather(3, delay_s_max=0.01))
 
@@ -219,8 +220,10 @@ async def test_watching_a_lost_node_tells_how_it_died() -> None:
         assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.EXITED), ("up", 2)]
 
 
-async def test_a_full_mailbox_that_makes_wait_holds_up_the_sender_not_the_message() -> None:
-    async with cast(TOGETHER, "WaitingCounter") as p:
+async def test_a_full_mailbox_that_makes_wait_holds_up_the_sender_not_the_message(
+    place: str,
+) -> None:
+    async with cast(place, "WaitingCounter") as p:
         p.tell("c", Sleep(1))
         await settle()
         p.tell("a", Relay("c", 1, times=4))
@@ -231,6 +234,20 @@ async def test_a_full_mailbox_that_makes_wait_holds_up_the_sender_not_the_messag
         assert p.actor("c").n == 4
         assert p.actor("a").seen == [("up", 1)]
         assert undelivered(p) == []
+
+
+async def test_who_was_not_wired_to_a_mailbox_is_not_held_up_by_it(place: str) -> None:
+    root = tree(child("c", "WaitingCounter", node=place), child("a", "Caller"))
+    async with play(root, *(() if place == TOGETHER else (place,))) as p:
+        p.tell("c", Sleep(1))
+        await settle()
+        p.tell("a", Relay("c", 1, times=6))
+        p.tell("a", Watch("c"))
+        await settle()
+        assert ("up", 1) in p.actor("a").seen, "nobody has looked for a circle"
+        assert undelivered(p) == [("Add", Cause.FULL)] * 2, "two wait, two are parked"
+        await settle(2)
+        assert p.actor("c").n == 4
 
 
 async def test_a_mailbox_that_must_not_overflow_crashes_its_owner() -> None:

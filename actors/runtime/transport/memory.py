@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from actors.runtime.clock import rng_for
 from actors.runtime.codec import encode
-from actors.runtime.mailbox import size_of
+from actors.runtime.sizes import size_of
 from actors.runtime.transport.base import Inbound
 from messages.base import Header, Message
 from messages.system import Cause, Reason
