@@ -8,7 +8,7 @@ in exactly one terminal message: a `Delta` with `finish`, or `Failed`. Whatever 
 from __future__ import annotations
 
 from messages.base import Message, Part
-from messages.types import FinishReason, Float32s, Logprob, Problem, Usage
+from messages.types import FinishReason, Float32s, Int32s, Logprob, Problem, Usage
 
 
 class TokenLogprob(Part, frozen=True):
@@ -39,6 +39,9 @@ class Delta(Part, frozen=True):
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     prompt_index: int = 0
     vector: Float32s = b""  # with the first token, where `Sampling` asks for one
+    # By token, where StopRules.want_spans: how many characters the text has up to its end, with
+    # what is held back.
+    spans: Int32s = b""
 
 
 class Deltas(Message, frozen=True):

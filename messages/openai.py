@@ -272,11 +272,18 @@ class PromptDetails(msgspec.Struct, kw_only=True, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct, kw_only=True, frozen=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True, frozen=True):
+    """`completion_tokens_details`: of a chat."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class TopLogprob(msgspec.Struct, kw_only=True, frozen=True):

@@ -113,6 +113,7 @@ class StopRules(Part, frozen=True):
     continues_prompt: bool = False  # a completion: SentencePiece's first space is kept
     patterns: tuple[StopPattern, ...] = ()
     pattern_chars_max: int = 1024  # a longer match of a pattern is none
+    want_spans: bool = False
 
 
 class Logprob(Part, frozen=True):

@@ -19,7 +19,7 @@ from actors.vocab.pieces import Pieces
 from messages.base import Address
 from messages.detokenizer import Open, Tail
 from messages.gateway import Delta, TokenLogprob
-from messages.types import FinishReason, Logprob, Usage, unpack
+from messages.types import FinishReason, Int32s, Logprob, Usage, unpack
 
 
 class Output:
@@ -34,7 +34,9 @@ class Output:
         "prompt_usage",
         "reply_to",
         "request",
+        "spans",
         "stream",
+        "text_len",
         "token_bytes",
         "token_count",
         "want_token_ids",
@@ -65,9 +67,12 @@ class Output:
             else None
         )
         self.token_count = 0
+        self.text_len = 0  # characters, with what the matcher holds back
+        self.spans: array[int] | None = array("i") if rules.want_spans else None
         self.ended = False  # the client has its finish; the scheduler has not said so yet
         self.is_first = True  # nothing has been sent
         self.push(unpack(opened.emitted))
+        self.take_spans()
 
     @property
     def matched(self) -> str | None:
@@ -75,7 +80,7 @@ class Output:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens release. Stops counting at the one that completes a match."""
-        push = self.stream.push
+        push = self.stream.push if self.spans is None else self.push_measured
         matcher = self.matcher
         if matcher is None:
             self.token_count += len(token_ids)
@@ -91,6 +96,21 @@ class Output:
             if text:
                 released.append(matcher.push(text, counts=self.token_count > self.min_tokens))
         return "".join(released)
+
+    def push_measured(self, token_id: int) -> str:
+        assert self.spans is not None
+        text = self.stream.push(token_id)
+        self.text_len += len(text)
+        self.spans.append(self.text_len)
+        return text
+
+    def take_spans(self, count: int = 0) -> Int32s:
+        """Those of the last `count` tokens; of those that are no text, where the text ends."""
+        if self.spans is None:
+            return b""
+        spans, self.spans = self.spans, array("i")
+        spans.extend([self.text_len] * (count - len(spans)))
+        return spans.tobytes()
 
     def finish(self) -> str:
         """The text that was waiting for more."""
@@ -146,6 +166,7 @@ class Output:
             matched=reason,
             usage=usage,
             problem=tail.problem if stop is None else None,
+            spans=self.take_spans(count),
             vector=tail.vector,
         )
 

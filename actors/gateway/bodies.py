@@ -61,7 +61,7 @@ class PlainWriter:
         self.ask = ask
         self.head = head
         self.echoes = echoes
-        self.tally = Tally(ask.call.choice_count)
+        self.tally = Tally(ask)
         self.choices = [
             Gathered(echoes[index // ask.call.choice_count])
             for index in range(ask.call.request_count)
@@ -82,6 +82,7 @@ class PlainWriter:
                     usage = msgspec.structs.replace(usage, completion_tokens=0)
                     self.tally.finish(index, usage)
                 continue
+            self.tally.think(index, delta)
             choice.texts.append(delta.text)
             choice.token_ids += delta.token_ids
             choice.logprobs.extend(delta.logprobs)

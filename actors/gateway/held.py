@@ -162,7 +162,7 @@ class Place:
                 replace = msgspec.structs.replace
                 first = replace(delta, text=head, logprobs=(), finish=None, usage=None)
                 known.append(Row(choice, first))
-                fresh.append(Row(choice, replace(delta, text=tail)))
+                fresh.append(Row(choice, replace(delta, text=tail, token_count=0, spans=b"")))
         return known, fresh
 
     def check(self) -> None:

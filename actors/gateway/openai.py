@@ -59,6 +59,8 @@ class Limits(NamedTuple):
     parsers: Parsers = Parsers()
     defaults: Defaults = Defaults()
     context_len: int = 0
+    hidden_len: int = 0
+    vector_lens: tuple[int, ...] | None = None  # see `messages.worker.Facts`
 
 
 class Ask(NamedTuple):
@@ -108,6 +110,8 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
     stop = read_stop(chat, limits)
     if shaped.shape.shows_special:
         stop = msgspec.structs.replace(stop, skip_special=False)
+    if shaped.shape.reasoning_parser:
+        stop = msgspec.structs.replace(stop, want_spans=True)
     prompt, echo = read_conversation(chat, created_s, shaped.tools_json)
     call = Call(
         prompts=(Prompt(chat=prompt),),
@@ -295,24 +299,33 @@ def check_ids(
 
 
 def read_prompts(body: CompletionBody, limits: Limits) -> tuple[Prompt, ...]:
-    """One prompt for a string or a list of ids; several for a list of either."""
-    prompt = body.prompt
-    if prompt is None:
+    if body.prompt is None:
         raise invalid("The required field `prompt` is missing.", "prompt")
-    if isinstance(prompt, str):
-        return (Prompt(text=prompt),)
-    if not prompt:
-        raise invalid("`prompt` cannot be an empty list.", "prompt")
-    first = type(prompt[0])
-    if any(type(item) is not first for item in prompt):
-        raise invalid("`prompt` mixes strings, ids and lists of ids.", "prompt")
+    return read_inputs(body.prompt, "prompt", limits)
+
+
+def read_inputs(
+    given: str | list[str | int | list[int]], param: str, limits: Limits
+) -> tuple[Prompt, ...]:
+    """One prompt for a string or a list of ids; several for a list of either."""
+    if isinstance(given, str):
+        return (Prompt(text=given),)
+    if not given:
+        raise invalid(f"`{param}` cannot be an empty list.", param)
+    first = type(given[0])
+    if any(type(item) is not first for item in given):
+        raise invalid(f"`{param}` mixes strings, ids and lists of ids.", param)
     if first is int:
-        return (read_ids(prompt, "prompt", limits),)
-    if len(prompt) > limits.config.prompts_max:
-        raise invalid(f"At most {limits.config.prompts_max} prompts in one call.", "prompt")
+        return (read_ids(given, param, limits),)
+    check_count(len(given), param, limits)
     if first is str:
-        return tuple(Prompt(text=text) for text in prompt if isinstance(text, str))
-    return tuple(read_ids(ids, f"prompt[{i}]", limits) for i, ids in enumerate(prompt))
+        return tuple(Prompt(text=text) for text in given if isinstance(text, str))
+    return tuple(read_ids(ids, f"{param}[{i}]", limits) for i, ids in enumerate(given))
+
+
+def check_count(count: int, param: str, limits: Limits) -> None:
+    if count > limits.config.prompts_max:
+        raise invalid(f"At most {limits.config.prompts_max} prompts in one call.", param)
 
 
 def read_ids(ids: Any, param: str, limits: Limits) -> Prompt:

@@ -66,7 +66,7 @@ class ChatStream:
         self.ask = ask
         self.head = head
         self.echoes = echoes
-        self.tally = Tally(ask.call.choice_count)
+        self.tally = Tally(ask)
         self.extras = Extras(ask, self.tally)
         self.templates: dict[int, Template] = {}
         self.readers: dict[int, Reader] = {}  # where the text is more than text
@@ -78,6 +78,7 @@ class ChatStream:
             if template is None:
                 template = self._begin(index, frames)
             self.extras.see(index, delta)
+            self.tally.think(index, delta)
             reader = self.readers.get(index)
             if reader is not None:
                 self._write_read(index, delta, reader, frames)
@@ -203,7 +204,7 @@ class CompletionStream:
         self.ask = ask
         self.head = head
         self.echoes = echoes
-        self.tally = Tally(ask.call.choice_count)
+        self.tally = Tally(ask)
         self.extras = Extras(ask, self.tally)
         self.templates: dict[int, Template] = {}
         self.scribes: dict[int, CompletionScribe] = {}

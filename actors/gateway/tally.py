@@ -11,8 +11,9 @@ import msgspec
 
 from actors.gateway.call import Checked
 from actors.gateway.openai import Ask
+from actors.gateway.thoughts import Thoughts
 from messages.gateway import Delta
-from messages.openai import PromptDetails, Usage
+from messages.openai import CompletionDetails, PromptDetails, Usage
 from messages.types import Usage as RequestUsage
 from messages.types import unpack
 
@@ -20,8 +21,11 @@ from messages.types import unpack
 class Tally:
     """The usage of a call: each prompt once, however many choices it has."""
 
-    def __init__(self, choice_count: int) -> None:
-        self.choice_count = choice_count
+    def __init__(self, ask: Ask) -> None:
+        self.choice_count = ask.call.choice_count
+        self.is_chat = ask.is_chat
+        self.reasoning_parser = ask.shape.reasoning_parser
+        self.thoughts: dict[int, Thoughts] = {}  # by choice
         self.prompts: dict[int, RequestUsage] = {}
         self.completion_tokens = 0
         self.running: dict[int, int] = {}  # tokens of choices that have not finished
@@ -31,6 +35,15 @@ class Tally:
         if delta.usage is not None:
             self.prompts.setdefault(index // self.choice_count, delta.usage)
         self.running[index] = self.running.get(index, 0) + delta.token_count
+
+    def think(self, index: int, delta: Delta) -> None:
+        """Counts the tokens of reasoning; of every delta of a choice, in order."""
+        if not self.reasoning_parser:
+            return
+        thoughts = self.thoughts.get(index)
+        if thoughts is None:
+            thoughts = self.thoughts[index] = Thoughts(self.reasoning_parser)
+        thoughts.see(delta)
 
     def finish(self, index: int, usage: RequestUsage | None) -> None:
         """Counts one finished choice."""
@@ -53,6 +66,11 @@ class Tally:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
+            completion_tokens_details=CompletionDetails(
+                reasoning_tokens=sum(thoughts.count for thoughts in self.thoughts.values())
+            )
+            if self.is_chat
+            else msgspec.UNSET,
         )
 
 

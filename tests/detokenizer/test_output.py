@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.detokenizer.output import Output
+from actors.detokenizer.stream import open_stream
 from actors.gateway.pattern import read_pattern
 from messages.base import Address
 from messages.detokenizer import Open, Tail
@@ -153,6 +154,39 @@ def test_a_stop_expression_ends_the_text_alike_however_tokens_come_and_after_a_r
     if resumed:
         assert text.endswith("".join(delta.text for delta in resumed))
         assert (resumed[-1].matched, resumed[-1].usage) == (whole[-1].matched, whole[-1].usage)
+
+
+@settings(max_examples=100)
+@given(
+    cut=st.integers(0, len(IDS)),
+    sizes=st.lists(st.integers(1, 4), max_size=30),
+    stop=st.sampled_from(["", "lazy", "zz", "\n\no"]),
+)
+def test_spans_say_where_each_token_ends_whatever_is_held_back(
+    cut: int, sizes: list[int], stop: str
+) -> None:
+    stream = open_stream(VOCAB.pieces, skip_special=True)
+    ends, length = [], 0
+    for token_id in IDS:
+        length += len(stream.push(token_id))
+        ends.append(length)
+    rules: dict[str, Any] = {"strings": (stop,) if stop else (), "want_spans": True}
+    whole = play(output(**rules), IDS, sizes, **LENGTH)
+    told = [end for delta in whole for end in unpack(delta.spans)]
+    assert told == ends[: sum(delta.token_count for delta in whole)]
+    assert all(len(delta.spans) == 4 * delta.token_count for delta in whole)
+    if cut < len(told):
+        resumed = play(output(emitted=IDS[:cut], **rules), IDS, sizes, cut, **LENGTH)
+        assert [end for delta in resumed for end in unpack(delta.spans)] == told[cut:]
+    assert not play(output(), IDS, sizes, **LENGTH)[0].spans
+
+
+def test_the_id_that_ends_it_has_a_span_of_no_text() -> None:
+    out = output(want_spans=True)
+    ids = [*VOCAB.encode("the fox"), EOS]
+    delta = out.take(tail(0, ids, finish=FinishReason.STOP, matched=EOS, usage=Usage(5, len(ids))))
+    assert delta is not None
+    assert unpack(delta.spans)[-2:].tolist() == [7, 7] and len(delta.spans) == 4 * len(ids)
 
 
 def test_after_a_match_nothing_more_comes_until_the_scheduler_is_through() -> None:

@@ -128,11 +128,13 @@ def test_usage_comes_once_and_only_where_asked_for(is_chat: bool, options: Any) 
     if options != {"include_usage": True}:
         assert usages == [None] * len(usages)
         return
+    details = {"completion_tokens_details": {"reasoning_tokens": 0}} if is_chat else {}
     assert usages[-1] == {
         "prompt_tokens": 5,
         "completion_tokens": 2,
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
+        **details,
     }
     assert events[-2]["choices"] == []
     assert all("usage" in e and e["usage"] is None for e in events[:-2])

@@ -31,6 +31,11 @@ class ReasoningParser(Protocol):
 
     def flush(self) -> list[Event]: ...
 
+    @property
+    def is_thinking(self) -> bool | None:
+        """Whether what has been read ends inside of a reasoning, its markers included; None while
+        that depends on what follows. Only a marker changes it, and markers begin with `<`."""
+
 
 class ReasoningFormat(NamedTuple):
     """An entry of the registry."""

@@ -20,6 +20,13 @@ class HarmonyReasoning:
     def flush(self) -> list[Event]:
         return [event for piece in self.channels.flush() for event in events_of(piece)]
 
+    @property
+    def is_thinking(self) -> bool | None:
+        channels = self.channels
+        if channels.state == "body":
+            return channels.channel == "analysis" and channels.recipient is None
+        return None if channels.state == "header" or channels.buffer else False
+
 
 def events_of(piece: Piece) -> list[Event]:
     if piece.recipient is not None:

@@ -28,6 +28,12 @@ class Think:
     def flush(self) -> list[Event]:
         return self._run("", True)
 
+    @property
+    def is_thinking(self) -> bool | None:
+        if self.state == "begin":
+            return True if self.is_open else None
+        return self.state == "inside"
+
     def _run(self, text: str, is_end: bool) -> list[Event]:
         self.buffer += text
         events: list[Event] = []

@@ -20,6 +20,7 @@ from actors.gateway.openai import Ask
 from actors.gateway.reading import Event, Reader
 from actors.gateway.reasoning.base import Reasoning
 from actors.gateway.sse import encode
+from actors.gateway.thoughts import Thoughts
 from actors.gateway.tools.base import Arguments, Start, Text
 from messages.gateway import Delta, TokenLogprob
 from messages.responses import (
@@ -113,7 +114,8 @@ class ResponseWriter:
         self.number = 0
         self.items: list[OutputItem] = []
         self.opened: Opened | None = None
-        self.reasoning_tokens = 0
+        parser = ask.shape.reasoning_parser
+        self.thoughts = Thoughts(parser) if parser else None
         self.finish: FinishReason | None = None
         self.usage = Usage()
 
@@ -143,7 +145,9 @@ class ResponseWriter:
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=InputDetails(cached_tokens=usage.cached_tokens),
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=OutputDetails(reasoning_tokens=self.reasoning_tokens),
+                output_tokens_details=OutputDetails(
+                    reasoning_tokens=0 if self.thoughts is None else self.thoughts.count
+                ),
                 total_tokens=usage.prompt_tokens + usage.completion_tokens,
             ),
         )
@@ -170,8 +174,8 @@ class ResponseWriter:
         events = self.reader.feed(delta.text)
         if delta.finish is not None:
             events += self.reader.flush()
-        if any(isinstance(event, Reasoning) for event in events):
-            self.reasoning_tokens += delta.token_count
+        if self.thoughts is not None:
+            self.thoughts.see(delta)
         for event in events:
             self._take(event, frames)
         return frames
