@@ -193,6 +193,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
     Flag("worker", "attention", "--attention", "attention backend"),
     Flag("worker", "grammar", "--grammar-backend", "engine of structured output"),
+    Flag("worker", "token_jump", "--token-jump", "do not sample what a grammar forces"),
     Flag("worker", "hang_s", "--forward-hang", "seconds without progress that end a forward"),
     Flag("worker", "memory_fraction", "--memory-fraction", "of the free memory, for the KV pool"),
     Flag("worker", "graphs", "--graphs", "capture steps as graphs, on a GPU"),

@@ -121,5 +121,8 @@ class StepOutput:
     detail: str = ""
     refused: Ints = field(default_factory=no_ints)
     prompts: list[PromptLogprobs] = field(default_factory=list)
+    # Behind its sampled token, jumped_slots[i] got jumped_tokens[i]: the grammar forces it.
+    jumped_slots: Ints = field(default_factory=no_ints)
+    jumped_tokens: Ints = field(default_factory=no_ints)
     vectors: list[PromptVector] = field(default_factory=list)  # of some of `slots`
     starved: Ints = field(default_factory=no_ints)

@@ -6,7 +6,8 @@ token is drawn. `prepare` may be called by any thread; all else belongs to the o
 
 Laws: a slot's matcher is its own, whatever its neighbours share; a row whose grammar has ended is
 free, since its end is under way; a matcher that breaks fails its row alone; opening a slot with
-tokens that were generated before leads to the state they had led to.
+tokens that were generated before leads to the state they had led to; a forced token is the only one
+that the mask in its place would have allowed.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class Matcher(Protocol):
 
     def take(self, token: int) -> bool:
         """Moves on by a token; False: the grammar does not allow it, and the matcher is broken."""
+
+    def forced(self) -> int | None:
+        """The one token that the next mask would allow, where that can be told without it."""
 
     @property
     def is_broken(self) -> bool: ...
@@ -104,6 +108,12 @@ class Guide:
     def is_bound(self) -> bool:
         """The next token is subject to the grammar."""
         return self.stage == "bound" and not self.is_over
+
+    def forced(self) -> int | None:
+        """The one token that may come next, where there is one."""
+        if not self.is_bound or self.begin_id is not None or self.matcher.is_broken:
+            return None
+        return self.matcher.forced()
 
     def take(self, token: int, piece: bytes, is_eos: bool) -> None:
         if self.is_over:
@@ -181,6 +191,21 @@ class Constrainer:
             guide = self.guides.get(slot)
             if guide is not None:
                 self._move(guide, token)
+
+    def jump(self, slots: Ints, rooms: Ints) -> tuple[Ints, Ints]:
+        """Moves each guide on by the tokens that its grammar forces, `rooms` [S] at most. Tokens in
+        order, and for each its slot."""
+        jumped: list[tuple[int, int]] = []
+        for slot, room in zip(slots.tolist(), rooms.tolist(), strict=True):
+            guide = self.guides.get(slot)
+            for _ in range(room):
+                token = None if guide is None else guide.forced()
+                if guide is None or token is None:
+                    break
+                self._move(guide, token)
+                jumped.append((slot, token))
+        moves = np.array(jumped, np.int32).reshape(-1, 2)
+        return moves[:, 0].copy(), moves[:, 1].copy()
 
     def masks(self, slots: Ints) -> Masks | None:
         """What the next tokens of `slots` may be; None where none of them is constrained."""

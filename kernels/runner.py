@@ -88,6 +88,7 @@ class RunnerOptions:
     seed: int = 0  # of invented weights
     graphs: bool = True  # decode steps are captured, where the device can
     lazy_graphs: bool = False  # captured when first needed, not by `warm_up`
+    token_jump: bool = True  # tokens that a grammar forces are appended without sampling
     graph_bytes: int = 2 << 30  # of the device's memory for graphs
     graph_seconds: float = 60.0  # of `warm_up` for them; those left are captured when needed
 
@@ -155,7 +156,7 @@ class Runner:
         """Raises MemoryError: the step's deltas are applied, nothing is computed."""
         steps = self.steps
         if steps is None:
-            return Landed(self.execute_here(step))
+            return Landed(self.jump(self.execute_here(step)))
         guided = self.constrainer is not None and bool(self.constrainer.guides)
         slots = self.slots
         is_prompt = slots.computed_len[step.slots] < slots.prompt_len[step.slots]
@@ -167,7 +168,7 @@ class Runner:
             # What a row may be depends on the token before, so that nothing can be launched ahead;
             # or more comes of it than the graphs give.
             steps.drain()
-            output = self.execute_here(step)
+            output = self.jump(self.execute_here(step))
             steps.catch_up(step.slots)
             return Landed(output)
         flight = steps.launch(step)
@@ -258,6 +259,15 @@ class Runner:
             if good[index]
         ]
         return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts, vectors=told)
+
+    def jump(self, output: StepOutput) -> StepOutput:
+        """Appends to what was sampled the tokens that grammars force behind it, as far as there are
+        pages for them. They are known and not computed, like a prompt's."""
+        if self.constrainer is None or not self.options.token_jump or not len(output.slots):
+            return output
+        slots, tokens = self.constrainer.jump(output.slots, self.slots.room(output.slots))
+        self.slots.extend(slots, tokens)
+        return replace(output, jumped_slots=slots, jumped_tokens=tokens)
 
     def refused(self, failed: Ints) -> Ints:
         """Those of the failed slots whose constraint is at fault."""

@@ -185,6 +185,17 @@ class Slots:
         self.known_len[slots] += 1
         self.failed[failed] = True
 
+    def room(self, slots: Ints) -> Ints:
+        """How many more tokens of each have a place in its pages."""
+        placed = np.minimum(self.leased_count[slots] * self.page_size, self.context_len)
+        return np.maximum(placed - self.known_len[slots], 0)
+
+    def extend(self, slots: Ints, tokens: Ints) -> None:
+        """Appends tokens[i] to slots[i], not computed; a slot may come several times, in order."""
+        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+            self.tokens[slot, self.known_len[slot]] = token
+            self.known_len[slot] += 1
+
     def advance(self, batch: FlatBatch) -> Pending:
         """Records that `batch` is on its way: its tokens will have KV, and each sampled slot gets a
         token that only the device knows (`UNKNOWN`) until `record`."""

@@ -93,6 +93,7 @@ class WorkerConfig(Section, frozen=True):
     threads: NonNegative = 0  # 0: as many as cores
     attention: str = "auto"
     grammar: str = "auto"  # the engine of structured output
+    token_jump: bool = True  # tokens that a grammar forces are not sampled
     hang_s: Seconds = 1.5  # a forward without any progress for so long is hung
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
     graphs: bool = True  # steps are captured, where the device can

@@ -31,7 +31,8 @@ class Step(Message, frozen=True):
 
     Order of application: `closed` slots are emptied, `opened` filled, `grown` pages appended, then
     row i computes `counts[i]` further tokens of `slots[i]`. A row that reaches the end of its
-    slot's known tokens samples one token, which is appended to the table.
+    slot's known tokens samples one token, which is appended to the table; so are the tokens that a
+    grammar forces behind it, as far as the slot has pages for them.
     """
 
     epoch: int  # which life of the scheduler this is; the worker starts afresh when it changes
@@ -79,6 +80,10 @@ class StepDone(Message, frozen=True):
     refused: Int32s = b""  # those of `failed` whose constraint is at fault
     prompts: tuple[PromptPart, ...] = ()  # of rows that asked, for what this step has computed
     vectors: tuple[Vector, ...] = ()  # of those of `slots` that asked, with their first token
+    # Behind its sampled token, the table of jumped_slots[i] got jumped_tokens[i], which its grammar
+    # forces. They are known and not computed; a slot comes as often as it got tokens, in order.
+    jumped_slots: Int32s = b""
+    jumped_tokens: Int32s = b""
     starved: Int32s = b""
 
 

@@ -35,6 +35,7 @@ class Event(enum.Enum):
     DEFER = "defer"
     ADMIT = "admit"
     PREFILLED = "prefilled"  # the last known token is planned
+    JUMP = "jump"  # several tokens have become known at once
     RETRACT = "retract"
     END = "end"
 
@@ -51,7 +52,11 @@ TABLE: dict[State, dict[Event, State]] = {
         Event.RETRACT: State.WAITING,
         Event.END: State.DONE,
     },
-    State.DECODE: {Event.RETRACT: State.WAITING, Event.END: State.DONE},
+    State.DECODE: {
+        Event.JUMP: State.PREFILL,
+        Event.RETRACT: State.WAITING,
+        Event.END: State.DONE,
+    },
     State.DONE: {},
 }
 
@@ -80,6 +85,7 @@ class Request:
         "is_poisoned",
         "is_retiring",
         "last_step",
+        "leased_len",
         "limit_len",
         "mail",
         "match_len",
@@ -148,6 +154,7 @@ class Request:
         self.page_count = 0  # with those granted since
         self.granted: array[int] = array("i")
         self.cached_len = 0  # KV that was there at this admission
+        self.leased_len = 0  # tokens that were known at this admission
         self.planned_len = 0
         self.room_len = 0
         self.stop_len = 0  # plan one more token below this, look closer at it

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from array import array
 
-from actors.scheduler import finish
+from msgspec import structs
+
+from actors.scheduler import finish, jump
 from actors.scheduler.admission import Admission, Pace
 from actors.scheduler.flights import Flight, Flights, rows_of, sampled
 from actors.scheduler.output import News, Output
@@ -126,6 +128,7 @@ class Schedule:
         request.pages = message.pages
         request.page_count = len(message.pages) // 4
         request.cached_len = request.planned_len = message.cached_len
+        request.leased_len = len(request.tokens)
         self._set_room(request)
         self.prefilling[slot] = request
         facts = {"slot": slot, "cached": message.cached_len, "pages": request.page_count}
@@ -220,8 +223,29 @@ class Schedule:
             )
             self._pace.ended(now_s)
             self._close(request)
+        for request, forced in jump.jumped(flight, message):
+            if request.state is not State.DONE:
+                count += self._jump(request, forced, now_s)
         self.output.generated_tokens += count
         self._settle_retiring()
+
+    def _jump(self, request: Request, forced: array[int], now_s: float) -> int:
+        """Takes in tokens that a grammar forces. They are computed as a chunk, before the prompts
+        of others: their stream is under way."""
+        tail, over = jump.take(request, forced)
+        count = len(tail.tokens) // 4
+        if over is not None:
+            usage = finish.usage_of(request)
+            tail = structs.replace(tail, finish=over[0], matched=over[1], usage=usage)
+            self._pace.ended(now_s)
+            self._close(request)
+        elif request.state is State.DECODE and request.planned_len < len(request.tokens) - 1:
+            request.advance(Event.JUMP)
+            assert request.slot is not None
+            del self.decoding[request.slot]
+            self.prefilling = {request.slot: request, **self.prefilling}
+        request.mail.rows.append(tail)
+        return count
 
     def step_failed(self, message: StepFailed) -> None:
         """The rows at fault end with an error; the others of the step are computed again."""
@@ -368,6 +392,8 @@ class Schedule:
     def _commit(self, flight: Flight) -> None:
         """Shares the full pages that the step's prefill chunks have completed."""
         for request, begin, end in flight.prefills:
+            if end > request.leased_len:
+                continue  # of a jump: the cache hears of it at the request's end
             if request.is_running and end // self.page_size > begin // self.page_size:
                 self.output.to_cache.append(cache.Commit(request.id, request.attempt, end))
                 self.admission.shared(request)

@@ -302,6 +302,7 @@ def options_of(
         step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
         attention=worker.attention,
         grammar=worker.grammar,
+        token_jump=worker.token_jump,
         threads=worker.threads,
         memory_fraction=worker.memory_fraction,
         graphs=worker.graphs,

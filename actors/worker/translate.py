@@ -46,6 +46,8 @@ def step_done(step: worker.Step, output: StepOutput, elapsed_us: int) -> worker.
         detail=output.detail,
         refused=output.refused.astype(np.int32, copy=False).tobytes(),
         prompts=tuple(map(prompt_part, output.prompts)),
+        jumped_slots=output.jumped_slots.astype(np.int32, copy=False).tobytes(),
+        jumped_tokens=output.jumped_tokens.astype(np.int32, copy=False).tobytes(),
         vectors=tuple(
             worker.Vector(slot=vector.slot, values=vector.values.tobytes())
             for vector in output.vectors

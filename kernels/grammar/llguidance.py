@@ -157,6 +157,12 @@ class Matcher:
     def take(self, token: int) -> bool:
         return bool(self.state.consume_token(token))
 
+    def forced(self) -> int | None:
+        """The first of the tokens that the library would force one after the other: those behind
+        it are asked for again, as masks would."""
+        tokens = self.state.compute_ff_tokens()
+        return tokens[0] if tokens else None
+
     @property
     def is_broken(self) -> bool:
         return bool(self.state.is_error())

@@ -111,6 +111,10 @@ class Matcher:
         self.is_broken = self.is_broken or not self.state.accept_token(token)
         return not self.is_broken
 
+    def forced(self) -> None:
+        """It leaves open how forced text is cut into tokens."""
+        return None
+
 
 def literal(text: str) -> str:
     """A text as a terminal of the grammar."""

@@ -189,7 +189,8 @@ def restrict_completes(begin: tuple[int, ...], said: Ints) -> bool:
 def sample_logprobs(
     logits: Tensor, columns: SamplingColumns, rows: Ints, tokens: Tensor, usable: Flags
 ) -> list[TokenLogprobs | None] | None:
-    """Log-probabilities of the rows that asked, of the bare logits; None if none did."""
+    """Log-probabilities of the rows that asked, of the bare logits; None if none did. A token that
+    could not come is not among the best."""
     wanted = [columns.logprobs[slot] for slot in rows.tolist()]
     asking = [row for row, count in enumerate(wanted) if count is not None and usable[row]]
     if not asking:
@@ -203,8 +204,9 @@ def sample_logprobs(
     chosen_ids = tokens.tolist()
     result: list[TokenLogprobs | None] = [None] * len(wanted)
     for nth, row in enumerate(asking):
+        found = zip(ids[nth], values[nth], strict=True)
         pairs = sorted(
-            zip(ids[nth], values[nth], strict=True), key=lambda pair: (-pair[1], pair[0])
+            (pair for pair in found if pair[1] > LOGPROB_MIN), key=lambda pair: (-pair[1], pair[0])
         )
         result[row] = TokenLogprobs(chosen_ids[row], chosen[nth], tuple(pairs[: wanted[row]]))
     return result

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.batch import Constraint, Sampling, SlotOpen, StepInput
+from kernels.batch import Constraint, Sampling, SlotOpen, StepInput, TokenLogprobs
 from kernels.constrain import (
     GRAMMARS,
     BadGrammar,
@@ -201,6 +201,56 @@ def test_forced_text_is_spelled_as_the_tokenizer_does_it(
         held.take(ints([0]), ints(allowed))
         said += [pieces[token] for token in allowed if token != EOS]
     assert said == [bytes([part]) if isinstance(part, int) else part for part in cut]
+
+
+LONG = {"type": "object", "properties": {"left_key": OBJ, "null_or": {"enum": ["nullify", "null"]}}}
+FORCING = [
+    schema({**LONG, "required": ["left_key", "null_or"], "additionalProperties": False}),
+    schema({"const": {"left": [None, True]}}, begin="<think>", end="</think>"),
+    Constraint("regex", "left(right|rigging){3}nullify"),
+    Constraint("choice", '["left and right", "left and null"]'),
+    Constraint("structural_tag", json.dumps([{**TAGS[0], "begin": "<f=null>"}])),
+]
+
+
+@pytest.mark.parametrize("constraint", FORCING, ids=lambda c: f"{c.kind} {c.text}"[:40])
+@pytest.mark.parametrize("room", [1, 3, 100])
+def test_what_is_jumped_over_is_what_masks_would_have_left(
+    default: Constrainer, constraint: Constraint, room: int
+) -> None:
+    """And it needs no more than the tokens before to come again."""
+    default.clear()
+    for seed in range(6):
+        default.open(0, constraint, [])
+        rng = random.Random(seed)
+        tokens: list[int] = []
+        only: list[bool] = []  # whether nothing else could come
+        while not tokens or tokens[-1] != EOS:
+            allowed = allowed_of(default, 0)
+            tokens.append(choose(rng, allowed or [PIECES.index(b"x"), 8]))
+            only.append(allowed is not None and len(allowed) == 1)
+            default.take(ints([0]), ints(tokens[-1:]))
+        jumped_count = at = 0
+        default.open(1, constraint, [])
+        while at < len(tokens):
+            allowed = allowed_of(default, 1)
+            assert allowed is None or tokens[at] in allowed
+            default.take(ints([1]), ints([tokens[at]]))
+            slots, jumped = default.jump(ints([7, 1]), ints([9, room]))
+            assert slots.tolist() == [1] * len(jumped) and len(jumped) <= room
+            assert jumped.tolist() == tokens[at + 1 :][: len(jumped)]
+            assert all(only[at + 1 :][: len(jumped)])
+            at += 1 + len(jumped)
+            jumped_count += len(jumped)
+            if len(jumped):
+                default.open(2, constraint, tokens[: at - len(jumped) // 2])
+                assert allowed_of(default, 2) == (
+                    allowed_of(default, 1) if len(jumped) < 2 else [tokens[at - len(jumped) // 2]]
+                )
+                default.close(2)
+        assert jumped_count or constraint.kind == "structural_tag"
+        default.close(0)
+        default.close(1)
 
 
 def test_an_ended_row_is_free(constrainer: Constrainer) -> None:
@@ -416,6 +466,68 @@ def test_the_seam_lists_its_engines() -> None:
     assert GRAMMARS.names() == ["auto", "llguidance", "xgrammar"]
     with pytest.raises(BadConfig, match="unknown grammar 'nope'"):
         load("nowhere", grammar="nope")
+
+
+def answers(
+    known: Answered, constraints: list[Constraint | None], sampling: Sampling, *, token_jump: bool
+) -> tuple[list[list[int]], list[list[Any]], int]:
+    """Tokens and log probabilities of one row for each constraint, and how many steps it took."""
+    runner = load(known.path, token_jump=token_jump)
+    vocab_size = runner.facts.vocab_size
+    pieces = [*PIECES, *(f"<t{i}>".encode() for i in range(vocab_size))][:vocab_size]
+    runner.use_vocabulary(TokenTable(pieces, frozenset({EOS, CONTROL}), (EOS,), vocab_size))
+    prompt = ints(known.prompts[0])
+    opened = [
+        SlotOpen(slot, prompt, len(prompt), 0, ints(range(4 * slot, 4 * slot + 4)), sampling, rule)
+        for slot, rule in enumerate(constraints)
+    ]
+    tokens: list[list[int]] = [[] for _ in constraints]
+    logprobs: list[list[Any]] = [[] for _ in constraints]
+    rows, slots, step_count = list(range(len(constraints))), runner.slots, 0
+    counts = ints([len(prompt)] * len(rows))
+    while rows:
+        output = runner.execute(StepInput(ints(rows), counts, opened=opened))
+        opened, step_count = [], step_count + 1
+        for slot, token, entry in zip(
+            output.slots, output.tokens, output.logprobs or [], strict=True
+        ):
+            tokens[slot].append(int(token))
+            logprobs[slot].append(entry)
+        for slot, token in zip(output.jumped_slots, output.jumped_tokens, strict=True):
+            tokens[slot].append(int(token))
+            logprobs[slot].append(TokenLogprobs(int(token), 0.0, ((int(token), 0.0),)))
+        slots.check()
+        rows = [row for row in rows if tokens[row][-1] != EOS and len(tokens[row]) < 40]
+        counts = slots.known_len[rows] - slots.computed_len[rows]
+    return tokens, logprobs, step_count
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0, logprobs=3),
+        Sampling(temperature=1.5, seed=4, top_k=30, logprobs=1),
+        Sampling(temperature=1.0, presence_penalty=1.5, repetition_penalty=1.3, logprobs=2),
+        Sampling(temperature=0.7, logit_bias=((ord("r"), -90.0),), min_tokens=4, logprobs=1),
+    ],
+)
+def test_a_runner_that_jumps_says_the_same_in_fewer_steps(
+    tiny_models: dict[str, Answered], sampling: Sampling
+) -> None:
+    known = tiny_models["llama"]
+    rules = [
+        None,
+        Constraint("regex", "left(right|rigging){3}"),
+        Constraint("choice", '["left and right", "left and null"]'),
+        schema({"const": {"left": [None, True]}}),
+    ]
+    plain = answers(known, rules, sampling, token_jump=False)
+    jumping = answers(known, rules, sampling, token_jump=True)
+    assert jumping[:2] == plain[:2]
+    assert jumping[2] <= plain[2]
+    for row in (1, 2):
+        (tokens,), _, step_count = answers(known, [rules[row]], sampling, token_jump=True)
+        assert tokens == plain[0][row] and step_count < len(tokens)
 
 
 def test_a_runner_keeps_rows_to_their_grammars_beside_free_ones(

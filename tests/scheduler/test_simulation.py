@@ -35,6 +35,7 @@ def make_world(rng: random.Random, seed: int) -> World:
         eos_ids=rng.choice([(), (3,)]),
         vocab_size=rng.choice([8, 64]),
         seed=seed,
+        jump_len=rng.choice([lambda token: 0, lambda token: token % 5, lambda token: 3 * token]),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from messages.scheduler import Cancel, StopMet, Submit
 from messages.system import Cause, Down, Reason
 from messages.types import FinishReason, Float32s, Sampling, StopRules, Usage, pack, unpack
 from messages.worker import Step, StepDone, StepFailed
-from tests.house.shadow import ShadowWorker, continuation
+from tests.house.shadow import ShadowWorker, continuation, next_token
 
 PATHS = Paths()
 GATEWAY = Address("front", PATHS.gateway, 1)
@@ -73,10 +73,38 @@ class Client:
             self.finish, self.tail = tail.finish, tail
             assert tail.usage is not None
         if self.stopped_at is None and self.stop_token in tokens:
-            self.stopped_at = len(self.output)
+            self.stopped_at = tail.index + tokens.index(self.stop_token) + 1
             if tail.finish is None:
                 return StopMet(self.submit.request, self.attempt, self.stopped_at)
         return None
+
+
+class JumpingWorker(ShadowWorker):
+    """Behind some tokens the next ones are known at once, as if a grammar forced them: those that
+    would have come anyhow."""
+
+    def __init__(self, jump_len: Callable[[int], int], **facts: Any) -> None:
+        super().__init__(**facts)
+        self.jump_len = jump_len
+
+    def execute(self, step: Step, spoiled: Collection[int] = ()) -> StepDone:
+        done = super().execute(step, spoiled)
+        jumped = [(slot, token) for slot in unpack(done.slots) for token in self.jump(slot)]
+        return msgspec.structs.replace(
+            done,
+            jumped_slots=pack(slot for slot, _ in jumped),
+            jumped_tokens=pack(token for _, token in jumped),
+        )
+
+    def jump(self, slot: int) -> list[int]:
+        tenant, facts = self.tenants[slot], self.facts
+        tokens = tenant.tokens
+        room_len = min(len(tenant.pages) * facts.page_size, facts.context_len)
+        count = min(self.jump_len(tokens[-1]), room_len - len(tokens))
+        for _ in range(count):
+            cells = [(token, at, tenant.namespace) for at, token in enumerate(tokens)]
+            tokens.append(next_token(cells, tenant.seed, facts.vocab_size))
+        return tokens[len(tokens) - max(count, 0) :]
 
 
 class World:
@@ -97,11 +125,13 @@ class World:
         eos_ids: tuple[int, ...] = (),
         vocab_size: int = 64,
         seed: int = 0,
+        jump_len: Callable[[int], int] = lambda token: 0,
     ) -> None:
         self.clients: dict[str, Client] = {}
         self.rng = random.Random(seed)
         self.vocab_size = vocab_size
-        self.shadow = ShadowWorker(
+        self.shadow = JumpingWorker(
+            jump_len,
             page_count=page_count,
             page_size=page_size,
             vocab_size=vocab_size,
