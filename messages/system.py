@@ -35,6 +35,7 @@ class Cause(enum.StrEnum):
     EXPIRED = "expired"  # the deadline had passed
     UNREADABLE = "unreadable"  # not decodable into the receiver's union
     ABANDONED = "abandoned"  # was in the hands of an actor that died
+    BROKEN = "broken"  # what its process has of it is beyond use, also for a next life
 
 
 class Reason(Part, frozen=True):

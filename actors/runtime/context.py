@@ -221,6 +221,12 @@ class Context(ABC):
         what hangs in it (a thread) can't be ended otherwise."""
 
     @abstractmethod
+    def broken(self, detail: str) -> None:
+        """Ends the actor as one that can't live in this process any more, nor can a next life of it
+        (a device's context that is lost, say). A process of its own ends with it, and the next life
+        gets a new one; where it shares a process with the root, all ends."""
+
+    @abstractmethod
     def crash(self, error: BaseException) -> None:
         """Ends the actor as if a handler had raised."""
 

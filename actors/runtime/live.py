@@ -176,6 +176,9 @@ class LiveContext(Context):
     def hung(self, detail: str) -> None:
         self._life.end(Reason(Cause.HUNG, detail))
 
+    def broken(self, detail: str) -> None:
+        self._life.end(Reason(Cause.BROKEN, detail))
+
     def crash(self, error: BaseException) -> None:
         self._life.crash(error)
 

@@ -150,11 +150,13 @@ class Nodes:
                 self.log.error("node killed", peer=name, detail=reason.detail)
             outpost.launched.kill()
 
-    def kill_process(self, name: str, reason: Reason) -> None:
-        """Ends a node that is a process of its own; threads can't be ended."""
+    def kill_process(self, name: str, reason: Reason) -> bool:
+        """Ends a node that is a process of its own; threads can't be ended. Whether it is one."""
         outpost = self.outposts.get(name)
-        if outpost is not None and outpost.place.kind is spec.NodeKind.PROCESS:
-            self.kill(name, reason)
+        if outpost is None or outpost.place.kind is not spec.NodeKind.PROCESS:
+            return False
+        self.kill(name, reason)
+        return True
 
     # News
 

@@ -152,6 +152,13 @@ class Branch:
         self._dead[name] = reason
         self._judge_soon()
 
+    def spoil(self, reason: Reason) -> None:
+        """Nothing below can be mended by a restart: gives up at once."""
+        if self.is_alive:
+            name = self.path or "root"
+            self.stage.log.error("supervisor gives up", supervisor=name, detail=reason.detail)
+            self._spawn(self._end(reason))
+
     def restart_child(self, name: str) -> None:
         """An operator's wish: no death, so it counts as no restart. Void while they restart."""
         names = self.restarts.affected({name})
@@ -229,6 +236,9 @@ class Branch:
         detail = f"{count + 1} deaths within {window_s:g} s in {self.path or 'root'}: {last.detail}"
         reason = Reason(Cause.CRASHED, detail[:500], last.exit_code, last.signal, last.last_lines)
         self.stage.log.error("supervisor gives up", supervisor=self.path or "root", detail=detail)
+        await self._end(reason)
+
+    async def _end(self, reason: Reason) -> None:
         await self.stop(self.stage, Reason(Cause.STOPPED, "the supervisor gave up"))
         if self.parent is not None:
             self.parent.died(self.name, reason)

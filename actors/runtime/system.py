@@ -359,8 +359,10 @@ class System:
             )
         labels = (("actor", leaf.path), ("cause", str(reason.cause)))
         self.node.tally.count("histrio_deaths_total", 1, labels)
-        if reason.cause is Cause.HUNG and ended is None:  # it has said so itself
-            self.nodes.kill_process(leaf.child.node, reason)
+        is_over = False
+        if reason.cause in (Cause.HUNG, Cause.BROKEN) and ended is None:  # it has said so itself
+            is_killed = self.nodes.kill_process(leaf.child.node, reason)
+            is_over = reason.cause is Cause.BROKEN and not is_killed
         starting = self._starting.get(leaf.path)
         if starting is not None and not starting.done():
             self._publish(leaf, State.FAILED)
@@ -368,6 +370,11 @@ class System:
             return
         if ended is not None:  # somebody asked for it
             self._publish(leaf, State.STOPPED)
+            return
+        if is_over:
+            detail = f"{leaf.path} can't go on in this process: {reason.detail}"
+            self._publish(leaf, State.FAILED)
+            self.root.spoil(Reason(Cause.BROKEN, detail[:500]))
             return
         self._publish(leaf, State.RESTARTING)
         leaf.parent.died(leaf.name, reason)

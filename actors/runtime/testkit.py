@@ -78,6 +78,7 @@ class Cell:
         self.is_drained = False
         self.crashed: BaseException | None = None
         self.hung: str | None = None
+        self.broken: str | None = None
         self.restarts_asked: list[str] = []
         self.answer: Callable[[str, Message], Outcome] = lambda path, message: Rejected(
             Cause.NOBODY
@@ -336,6 +337,9 @@ class CellContext(Context):
 
     def hung(self, detail: str) -> None:
         self.cell.hung = detail
+
+    def broken(self, detail: str) -> None:
+        self.cell.broken = detail
 
     def crash(self, error: BaseException) -> None:
         self.cell.crashed = error

@@ -291,3 +291,16 @@ class Meter(Actor):
 
     def on_flush(self, message: Flush) -> None:
         self.flushes.append(message)
+
+
+class Break(Message, frozen=True):
+    """What the process has can't be used any more."""
+
+
+class Brittle(Counter):
+    """Depends on something that its process has once."""
+
+    accepts = Add | Text | Crash | Sum | Sleep | Silent | Break
+
+    def on_break(self, message: Break) -> None:
+        self.context.broken("the device is lost")

@@ -13,8 +13,8 @@ import pytest
 from actors.runtime.context import Reply
 from actors.runtime.spec import Node, NodeKind
 from actors.runtime.system import System
-from messages.system import Cause
-from tests.runtime.players import Add, Ask, Crash, Total, Watch
+from messages.system import ActorRow, Cause
+from tests.runtime.players import Add, Ask, Break, Crash, Total, Watch
 from tests.runtime.stage import child, tree
 
 DEADLINE_S = 30.0
@@ -27,10 +27,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def system_for(placement: str, **options: Any) -> System:
+def row_of(system: System, path: str) -> ActorRow:
+    return next(row for row in system.actors() if row.path == path)
+
+
+def system_for(placement: str, kind: str = "Counter", **options: Any) -> System:
     kinds = {"threads": NodeKind.THREAD, "processes": NodeKind.PROCESS}
     nodes = (Node(name="n", kind=kinds[placement]),) if placement in kinds else ()
-    root = tree(child("c", node="n" if nodes else "main"), child("a", "Caller"))
+    root = tree(child("c", kind, node="n" if nodes else "main"), child("a", "Caller"))
     return System(root, nodes=nodes, encode_always=placement == "encoded", **options)
 
 
@@ -57,6 +61,28 @@ async def test_a_tree_does_the_same_wherever_its_actors_are(placement: str) -> N
     await system.stop()
     assert (await system.wait()).cause is Cause.STOPPED
     assert caller.stopped is not None
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+async def test_who_can_not_live_in_its_process_gets_another_or_all_ends(placement: str) -> None:
+    system = system_for(placement, "Brittle")
+    await system.start()
+    pid = {row.path: row.pid for row in system.actors()}["c"]
+    system.tell("c", Break())
+    if placement == "processes":
+        await until(lambda: row_of(system, "c").incarnation == 2)
+        await until(lambda: row_of(system, "c").state == "running")
+        found = row_of(system, "c")
+        assert found.pid != pid and found.last_exit is not None
+        assert found.last_exit.cause is Cause.BROKEN
+        assert row_of(system, "a").incarnation == 1
+    else:
+        async with asyncio.timeout(DEADLINE_S):
+            reason = await system.wait()
+        assert reason.cause is Cause.BROKEN
+        assert reason.detail == "c can't go on in this process: the device is lost"
+        assert row_of(system, "c").incarnation == 1 and row_of(system, "a").state == "stopped"
+    await system.stop()
 
 
 @pytest.mark.parametrize("placement", ["threads", "processes"])
