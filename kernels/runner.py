@@ -49,6 +49,7 @@ from kernels.constrain import (
 )
 from kernels.cores import usable_cores
 from kernels.fit import Wanted, gib, largest_step, settle_page_count, step_does_not_fit
+from kernels.health import check_device
 from kernels.kv import HOST_POOL_BYTES, KvPool, free_memory_bytes, page_bytes
 from kernels.layers.decoder import Decoder
 from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
@@ -193,6 +194,10 @@ class Runner:
         output = run_in_parts(step, run, detail)
         self.slots.failed[output.starved] = True
         return output
+
+    def check_device(self, error: BaseException) -> None:
+        """Call it when a step has raised. Raises DeviceLost if no other can be run any more."""
+        check_device(self.device, error)
 
     def progress(self) -> int | None:
         """Changes while a step computes, see `Ops.progress`. From any thread."""

@@ -98,6 +98,8 @@ class WorkerConfig(Section, frozen=True):
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
     graphs: bool = True  # steps are captured, where the device can
     lazy_graphs: bool = False  # when first needed, not at the start
+    graph_start_s: Seconds = 60.0  # of the start for capturing; those left when first needed
+    graph_bytes_max: NonNegative = 2 << 30  # of the device's memory
 
 
 class LogConfig(Section, frozen=True):

@@ -5,7 +5,7 @@ order, in one thread of its own, so that its loop answers while a forward runs. 
 computes by itself, a second thread waits for it, so that the next step is launched meanwhile. It
 holds no queue of its own beyond the credits that it grants (`Facts.credits`). A forward that makes
 no progress (`watch.py`) is the end of this life, and of its process: a stuck thread can't be ended
-otherwise.
+otherwise. So is a device that answers this process no more.
 
 Laws: each `Step` is answered by exactly one `StepDone` or `StepFailed`; a step of a new epoch first
 empties every slot, and keeps the KV, since the cache may have outlived the scheduler.
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +26,7 @@ from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
 from actors.worker.grammar import Grammars
 from actors.worker.watch import Watch
+from kernels.health import DeviceLost
 from kernels.memory import forget_freed
 from kernels.runner import Flight, Runner, RunnerOptions
 from messages import worker
@@ -33,6 +36,12 @@ from messages.scheduler import Compiled
 from messages.system import Reason
 
 CPU_GRAIN_S = 0.02  # less than this in a look is what the loop itself uses
+MORE_MEMORY = (
+    "ask for less (--context-len, --max-running, --prefill-budget, --kv-tokens), give the pool more"
+    " of it (--memory-fraction, --graph-bytes), or end what else uses the device"
+)
+LOST: list[Runner] = []  # what a lost device still holds: to free it would only fail as well
+T = TypeVar("T")
 FORWARD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -145,8 +154,11 @@ class Worker(Actor):
                 log.info("loading", what=what, done=done, total=total)
 
         forget_freed()  # what a life before this one in the same process has left
-        runner = Runner.load(Path(self.model.path), self.options, progress)
-        runner.warm_up(progress)
+        try:
+            runner = Runner.load(Path(self.model.path), self.options, progress)
+            runner.warm_up(progress)
+        except MemoryError as error:
+            raise MemoryError(f"{error}; {MORE_MEMORY}") from error
         self.say_loaded(runner)
         return runner
 
@@ -169,6 +181,9 @@ class Worker(Actor):
             page_size=facts.page_size,
             how="; ".join(facts.notes),
         )
+        if runner.graphs_left:
+            log = self.context.log
+            log.warning("not all graphs were captured at the start", left=runner.graphs_left)
 
     def on_step(self, message: worker.Step) -> None:
         asker = self.context.sender
@@ -184,7 +199,7 @@ class Worker(Actor):
             self.watch.begin(self.progress())
             self.context.start_timer("look", Look(), every_s=self.watch.look_s)
         self.context.offload(
-            lambda: self.launch(message, asker),
+            lambda: self.watched(lambda: self.launch(message, asker)),
             lambda done: done if isinstance(done, Launched) else Executed(message, asker, done),
             lane="forward",
         )
@@ -202,7 +217,7 @@ class Worker(Actor):
 
     def on_launched(self, message: Launched) -> None:
         self.context.offload(
-            lambda: self.land(message),
+            lambda: self.watched(lambda: self.land(message)),
             lambda answer: Executed(message.step, message.asker, answer),
             lane="device",
         )
@@ -248,6 +263,14 @@ class Worker(Actor):
                 return Launched(step, asker, begin_s, flight)
             return self.done(step, flight, begin_s)
 
+    def watched(self, work: Callable[[], T]) -> T:
+        """Runs in a thread. Raises DeviceLost instead of what comes of one that is lost."""
+        try:
+            return work()
+        except Exception as error:
+            self.runner.check_device(error)
+            raise
+
     def land(self, launched: Launched) -> worker.StepDone | worker.StepFailed:
         """Runs in the device's thread: waits for a step."""
         flight = launched.flight
@@ -278,6 +301,10 @@ class Worker(Actor):
             self.watch.begin(self.progress())  # the next one has begun: that is progress as well
         else:
             self.context.cancel_timer("look")
+        if isinstance(answer, DeviceLost):
+            LOST.append(self.runner)
+            self.context.broken(str(answer))
+            return
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, worker.StepDone):
@@ -307,4 +334,6 @@ def options_of(
         memory_fraction=worker.memory_fraction,
         graphs=worker.graphs,
         lazy_graphs=worker.lazy_graphs,
+        graph_seconds=worker.graph_start_s,
+        graph_bytes=worker.graph_bytes_max,
     )
