@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         "scheduler: one step too many in flight",
         SCHEDULE,
-        "while len(self.flights) < self.depth:",
-        "while len(self.flights) <= self.depth:",
+        "self.depth = max(1, min(config.max_inflight, facts.credits))",
+        "self.depth = max(1, min(config.max_inflight, facts.credits)) + 1",
     ),
     Mutant(
         "scheduler: who waits behind another is not woken",

@@ -81,6 +81,8 @@ NOT_ROOMS = (
 
 # Every seam is a registry, so the type of one is known everywhere but in the messages.
 SEAM = "kernels.registry"
+# Pure, and the same law for steps in flight as for messages.
+CREDIT = "actors.runtime.credit"
 AROUND = ("actors.runtime", "actors.resolve", "actors.settings", "actors.source", "actors.tree")
 
 RULES: tuple[Rule, ...] = (
@@ -166,7 +168,7 @@ RULES: tuple[Rule, ...] = (
         STDLIB,
         NOT_ROOMS,
     ),
-    Rule("actors/{room}/*", ("msgspec", *ROOM_MESSAGES, "actors.{room}"), PURE, NOT_ROOMS),
+    Rule("actors/{room}/*", ("msgspec", *ROOM_MESSAGES, "actors.{room}", CREDIT), PURE, NOT_ROOMS),
     # Around the rooms.
     Rule("actors/__init__.py", (), PURE),
     Rule("actors/settings.py", ("msgspec", "messages.config"), PURE),

@@ -4,7 +4,8 @@ It does not know why a plan is what it is, nor what becomes of the tokens. A `St
 what the worker can't know is in it. A flight remembers whose row was whose, since by the time its
 result is here, a slot may have another tenant.
 
-Laws: results come back in the order of the steps; each step is answered once.
+Laws: results come back in the order of the steps; each step is answered once, and costs one of the
+worker's credits, which its answer gives back, so that no more are in flight than it grants.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from actors.runtime.credit import Account
 from actors.scheduler.planner import Plan
 from actors.scheduler.request import Request
 from messages.types import Float32s, Int32s, Logprob, pack, unpack
@@ -57,14 +59,19 @@ class Sampled(NamedTuple):
 class Flights:
     """The steps in flight, oldest first."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, window: int) -> None:
+        """`window`: how many steps may be in flight."""
         self.epoch = epoch
-        self.step = 0  # the last one sent
+        self.credit = Account(window, epoch)  # a step's number is that of its credit
         self.done_step = 0  # the last one answered
         self._flights: deque[Flight] = deque()
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    @property
+    def may_send(self) -> bool:
+        return self.credit.left > 0
 
     def is_touched(self, request: Request) -> bool:
         """Whether a step in flight reads or writes its pages."""
@@ -72,8 +79,7 @@ class Flights:
 
     def send(self, plan: Plan, grown: list[tuple[int, int]], closed: Int32s, now_s: float) -> Step:
         """Makes the step of `plan`; `grown` are (slot, page). Advances the plan's requests."""
-        self.step += 1
-        step = self.step
+        step = self.credit.spend()
         opened: list[Row] = []
         rows: list[Request | None] = []
         slots = array("i")
@@ -118,6 +124,7 @@ class Flights:
         flight = self._flights.popleft()
         assert flight.step == message.step, f"{message.step} answered, {flight.step} was due"
         self.done_step = flight.step
+        self.credit.grant(flight.step + self.credit.window, self.epoch)
         return flight
 
     def give_up(self, request: Request, failed: Flight) -> None:
@@ -132,8 +139,13 @@ class Flights:
 
     def check(self) -> None:
         """Asserts the laws."""
+        self.credit.check()
         steps = [flight.step for flight in self._flights]
-        assert steps == list(range(self.done_step + 1, self.step + 1)), f"{steps} in flight"
+        expected = list(range(self.done_step + 1, self.credit.spent + 1))
+        assert steps == expected, f"{steps} in flight, not {expected}"
+        assert len(steps) == self.credit.in_flight, (
+            f"{steps} in flight, by its credits {self.credit.in_flight}"
+        )
 
 
 def rows_of(flight: Flight, slots: Int32s) -> list[Request | None]:

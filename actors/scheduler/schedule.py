@@ -47,7 +47,7 @@ class Schedule:
         self.output = Output()
         self.live: dict[str, Request] = {}  # all that are not done
         self.admission = Admission(POLICIES.get(config.policy)())
-        self.flights = Flights(epoch)
+        self.flights = Flights(epoch, self.depth)
         self.reserve = Reserve(facts.page_size)
         self.prefilling: dict[int, Request] = {}  # by slot, in order of admission
         self.decoding: dict[int, Request] = {}
@@ -280,7 +280,7 @@ class Schedule:
         self._replenish()
         if self.is_paused:
             return
-        while len(self.flights) < self.depth:
+        while self.flights.may_send:
             planned = self._plan()
             if planned.is_empty:
                 break
