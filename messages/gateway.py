@@ -85,14 +85,16 @@ class Recall(Message, frozen=True):
     """From another gateway: something of a kept response of yours. Answered by `Recalled`."""
 
     response: str
-    verb: str  # get | history | asked | delete | cancel
+    verb: str  # get | history | asked | delete | cancel | events
+    after: int = 0  # of events: how many are not needed
 
 
 class Recalled(Message, frozen=True):
-    """`data` is JSON: the reply, or items."""
+    """`data` is JSON: the reply, or items; or events as they are sent."""
 
     data: bytes = b""
     problem: Problem | None = None
+    is_over: bool = True  # of events: there will be no others
 
 
 In = Deltas | Encoded | Failed | Unknown | Abort | Recall

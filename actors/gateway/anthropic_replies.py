@@ -205,6 +205,8 @@ class MessageStream:
         self.open_kind = kind
         fields = {"index": self.block_count, "content_block": block}
         frames.append(event_frame("content_block_start", fields))
+        if not self.block_count:  # there the public API sends one
+            frames.append(event_frame("ping", {}))
         self.block_count += 1
 
     def _fill(self, delta: dict[str, Any], frames: list[bytes]) -> None:

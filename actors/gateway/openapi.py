@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 
 from actors.gateway.access import Access, Level
-from messages import anthropic, batches, native, ollama, openai, responses
+from messages import anthropic, batches, native, ollama, openai, responses, vectors
 from messages.openai import NOT_GIVEN
 
 JSON = "application/json"
@@ -61,7 +61,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/responses/{response_id}",
         "A response that is kept",
         reply=responses.ResponsesReply,
-        query=("stream",),
+        query=("stream", "starting_after"),
     ),
     Operation(
         "DELETE",
@@ -81,6 +81,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "What a response was asked",
         reply=responses.ItemList,
         query=(*PAGE, "order"),
+    ),
+    Operation(
+        "POST",
+        "/v1/embeddings",
+        "Texts as vectors",
+        vectors.EmbeddingBody,
+        vectors.EmbeddingReply,
     ),
     Operation("POST", "/v1/files", "Upload a file", reply=batches.FileObject, form=True),
     Operation(
@@ -123,12 +130,30 @@ OPERATIONS: tuple[Operation, ...] = (
     # Ollama
     Operation("POST", "/api/chat", "A chat", ollama.ChatBody, ollama.Line, NDJSON),
     Operation("POST", "/api/generate", "A text", ollama.GenerateBody, ollama.Line, NDJSON),
+    Operation("POST", "/api/embed", "Texts as vectors", ollama.EmbedBody, ollama.EmbedReply),
+    Operation(
+        "POST",
+        "/api/embeddings",
+        "A text as a vector",
+        ollama.EmbeddingsBody,
+        ollama.EmbeddingsReply,
+    ),
     Operation("GET", "/api/tags", "The models", reply=ollama.Tags),
     Operation("GET", "/api/ps", "The models in memory", reply=ollama.Tags),
     Operation("POST", "/api/show", "A model", ollama.ShowBody, ollama.Show),
     Operation("GET", "/api/version", "The version", reply=ollama.Version),
     # SGLang
     Operation("POST", "/generate", "A text goes on", native.GenerateBody, native.Generated, SSE),
+    *(
+        Operation("POST", path, summary, body, reply)
+        for path, summary, body, reply in (
+            ("/v1/score", "How likely tokens follow", vectors.ScoreBody, vectors.ScoreReply),
+            ("/score", "The same", vectors.ScoreBody, vectors.ScoreReply),
+            ("/v1/rerank", "Documents by their worth", vectors.RerankBody, list[vectors.Ranked]),
+            ("/rerank", "The same in Jina's form", vectors.RerankBody, vectors.RerankReply),
+            ("/v2/rerank", "The same in Cohere's", vectors.RerankBody, vectors.RerankReply),
+        )
+    ),
     *(
         operation
         for prefix in ("", "/v1")

@@ -120,7 +120,6 @@ def test_items_become_turns() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
@@ -529,6 +528,28 @@ async def test_the_official_client_understands_all_of_it() -> None:
             while late.status in ("queued", "in_progress"):
                 late = await place.until(client.responses.retrieve(late.id))
             assert late.status == "completed"
+            places: list[int] = []
+
+            async def begin() -> tuple[str, list[int]]:
+                numbers, name = [], ""
+                stream = await client.responses.create(
+                    model="M", input="one two", background=True, stream=True
+                )
+                async for event in stream:
+                    numbers.append(event.sequence_number)
+                    if event.type == "response.completed":
+                        name = event.response.id
+                return name, numbers
+
+            name, numbers = await place.until(begin())
+            assert numbers == list(range(len(numbers)))
+
+            async def resume() -> None:
+                stream = await client.responses.retrieve(name, stream=True, starting_after=3)
+                places.extend([event.sequence_number async for event in stream])
+
+            await place.until(resume())
+            assert places == numbers[4:]
             await place.until(client.responses.delete(made.id))
             with pytest.raises(openai.NotFoundError):
                 await place.until(client.responses.retrieve(made.id))

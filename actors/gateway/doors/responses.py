@@ -4,7 +4,8 @@ It does not know the dialect (`actors/gateway/responses/`) nor how a call runs. 
 this process's memory, as much as the settings say, and is gone with it. With several gateways on
 one port an id ends with the number of the one that keeps it, and the others ask that one.
 Laws: an answer is kept once it is whole, and from its begin if it is made in the background; a
-client that leaves has its call closed, but for one that is made in the background.
+client that leaves has its call closed, but for one that is made in the background; the stream of
+that one can be come back to, behind any of its events, as long as it is kept.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from actors.gateway.call import Row
 from actors.gateway.dialect import Head
+from actors.gateway.doors.tapes import Retrieve, Tapes
 from actors.gateway.errors import Refused, invalid, unavailable
 from actors.gateway.exchange import (
     SSE_HEADERS,
@@ -35,6 +37,7 @@ from actors.gateway.exchange import (
 from actors.gateway.openai import Ask
 from actors.gateway.responses.reading import as_input, decode_responses, input_items, read_responses
 from actors.gateway.responses.store import Kept, ResponseStore
+from actors.gateway.responses.tape import Tape
 from actors.gateway.responses.writing import ResponseWriter
 from actors.gateway.sse import encode
 from actors.runtime.context import Ref, Reply
@@ -68,6 +71,7 @@ class Asked:
         self.history = history
         self.fresh = fresh
         self.writer = ResponseWriter(body, ask, head)
+        self.tape: Tape | None = None
 
 
 class Responses:
@@ -77,13 +81,14 @@ class Responses:
         gateways, own = gateway.paths.gateways, gateway.context.address.path
         self.number = gateways.index(own) if own in gateways else 0
         self.tasks: dict[str, asyncio.Task[None]] = {}  # of the background
+        self.tapes = Tapes(self)
         self.store = ResponseStore(config.responses_max, config.responses_bytes_max)
 
     def routes(self) -> list[Route]:
         one = PATH + "/{response_id}"
         return [
             Route(PATH, Create(self), methods=["POST"]),
-            Route(one, self.get, methods=["GET"]),
+            Route(one, Retrieve(self), methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(one + "/cancel", self.cancel, methods=["POST"]),
             Route(one + "/input_items", self.input_items, methods=["GET"]),
@@ -114,7 +119,11 @@ class Responses:
 
     async def recall(self, response_id: str, verb: str) -> bytes:
         """Something of a response, from whoever keeps it. Raises Refused."""
-        message = Recall(response_id, verb)
+        return (await self.recalled(Recall(response_id, verb))).data
+
+    async def recalled(self, message: Recall) -> Recalled:
+        """Raises Refused."""
+        response_id = message.response
         path = self.owner(response_id)
         context = self.gateway.context
         if path is None:
@@ -129,7 +138,7 @@ class Responses:
                 raise Refused(problem)
         if found.problem is not None:
             raise Refused(found.problem)
-        return found.data
+        return found
 
     def owner(self, response_id: str) -> str | None:
         """The gateway that keeps it; None: this one, or nobody."""
@@ -143,6 +152,8 @@ class Responses:
     async def local(self, message: Recall) -> Recalled:
         """Something of a response that is kept here."""
         try:
+            if message.verb == "events":
+                return self.tapes.local(self.find(message.response), message.after)
             return Recalled(await self.local_data(message.response, message.verb))
         except Refused as refused:
             return Recalled(problem=refused.problem)
@@ -188,15 +199,18 @@ class Responses:
     def keep(self, asked: Asked, cancel: Callable[[], None] | None = None) -> None:
         reply = asked.writer.reply
         if reply.store:
-            self.store.put(Kept(reply, asked.history, asked.fresh, cancel))
+            self.store.put(Kept(reply, asked.history, asked.fresh, cancel, asked.tape))
 
     def begin(self, asked: Asked, call_id: str) -> None:
-        """Makes an answer in the background. Raises Refused."""
+        """Makes an answer in the background, on a tape if it is to be streamed. Raises Refused."""
         if not self.store.count_max:
             raise invalid("`background` needs a server that keeps responses.", "background")
         stream = self.gateway.open(asked.ask.call, call_id)
         response_id = asked.writer.reply.id
         stream.names = (response_id, call_id)
+        first = asked.writer.begin()
+        if asked.body.stream:
+            asked.tape = self.tapes.begin(response_id, first)
         self.keep(asked, stream.close)
         task = asyncio.create_task(self.make(asked, stream), name=f"response {call_id}")
         self.tasks[response_id] = task
@@ -206,27 +220,30 @@ class Responses:
         writer = asked.writer
         response_id = writer.reply.id
         try:
-            while rows := await stream.read():
-                writer.write(rows)
-            writer.end(int(time.time()))
+            rows = await stream.read()
+            self.tapes.record(response_id, asked.tape, writer.start())
+            if self.store.get(response_id) is not None:
+                self.keep(asked, stream.close)
+            while rows:
+                self.tapes.record(response_id, asked.tape, writer.write(rows))
+                rows = await stream.read()
+            self.tapes.record(response_id, asked.tape, writer.end(int(time.time())))
         except Refused as refused:
             if stream.is_closed:
                 writer.cancel()
             else:
-                writer.fail(refused.problem)
+                self.tapes.record(response_id, asked.tape, writer.fail(refused.problem))
         except Exception:  # one answer fails, not the gateway with all that it has open
             self.gateway.context.log.exception("response failed", request=stream.call_id)
             message = "The server failed on this request."
-            writer.fail(Problem(fault=Fault.INTERNAL, message=message))
+            self.tapes.record(
+                response_id, asked.tape, writer.fail(Problem(fault=Fault.INTERNAL, message=message))
+            )
         finally:
             stream.close()
+            self.tapes.end(response_id, asked.tape)
         if self.store.get(response_id) is not None:
             self.keep(asked)
-
-    async def get(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
-            raise invalid("A response cannot be streamed again.", "stream")
-        return await self.answer(request, "get")
 
     async def delete(self, request: Request) -> Response:
         return await self.answer(request, "delete")
@@ -285,7 +302,11 @@ class Create:
         asked = await self.read(exchange)
         if asked.body.background:
             self.responses.begin(asked, exchange.made_id)
-            await exchange.respond(200, encode(asked.writer.reply))
+            reply = asked.writer.reply
+            if asked.body.stream:
+                await self.responses.tapes.follow(exchange, reply.id, 0)
+            else:
+                await exchange.respond(200, encode(reply))
             return
         stream = gateway.open(asked.ask.call, exchange.made_id)
         stream.on_cut = exchange.abort

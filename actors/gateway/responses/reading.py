@@ -68,8 +68,6 @@ def decode_responses(body: bytes) -> ResponsesBody:
             raise invalid(f"`{name}` is not supported.", name)
     if found.truncation == "auto":
         raise invalid("`truncation: auto` is not supported: nothing is left out.", "truncation")
-    if found.background and found.stream:
-        raise invalid("`background` with `stream` is not supported.", "background")
     if found.background and found.store is False:
         raise invalid("`background` needs `store`.", "background")
     return found

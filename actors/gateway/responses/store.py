@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from actors.gateway.responses.tape import Tape
 from messages.responses import InputItem, ResponsesReply
 
 ENTRY_BYTES = 512  # what an entry costs beside its text, about
@@ -18,7 +19,7 @@ ENTRY_BYTES = 512  # what an entry costs beside its text, about
 class Kept:
     """One answer. `history` is what a next turn goes on from, without the answer's own items."""
 
-    __slots__ = ("bytes_len", "cancel", "history", "input", "reply")
+    __slots__ = ("bytes_len", "cancel", "history", "input", "reply", "tape")
 
     def __init__(
         self,
@@ -26,13 +27,17 @@ class Kept:
         history: tuple[InputItem, ...],
         input: tuple[InputItem, ...],
         cancel: Callable[[], None] | None = None,
+        tape: Tape | None = None,
     ) -> None:
         self.reply = reply
         self.history = history
         self.input = input
         self.cancel = cancel  # while it is made in the background
+        self.tape = tape  # where it can be streamed again
         encode = msgspec.json.Encoder().encode
         self.bytes_len = ENTRY_BYTES + len(encode(history)) + len(encode(reply))
+        if tape is not None:
+            self.bytes_len += tape.bytes_len
 
     @property
     def is_made(self) -> bool:

@@ -120,11 +120,18 @@ class ResponseWriter:
         self.usage = Usage()
 
     def begin(self) -> bytes:
+        """What is made in the background waits at first; `start` follows then."""
+        if self.reply.background:
+            names = ["created", "queued"]
+        else:
+            names = ["created", "in_progress"]
+            self.reply = msgspec.structs.replace(self.reply, status="in_progress")
+        return b"".join(self._event(f"response.{name}", response=self.reply) for name in names)
+
+    def start(self) -> bytes:
+        """In the background: something has come of it."""
         self.reply = msgspec.structs.replace(self.reply, status="in_progress")
-        return b"".join(
-            self._event(f"response.{name}", response=self.reply)
-            for name in ("created", "in_progress")
-        )
+        return self._event("response.in_progress", response=self.reply)
 
     def write(self, rows: Iterable[Row]) -> bytes:
         return b"".join(
