@@ -189,6 +189,12 @@ FLAGS: tuple[Flag, ...] = (
         " most 4 GiB unless one context needs more",
     ),
     Flag("cache", "prefix_cache", "--prefix-cache", "reuse the KV of shared prefixes"),
+    Flag(
+        "cache",
+        "kv_dtype",
+        "--kv-cache-dtype",
+        "what keys and values are kept in: auto, or fp8_e4m3, which takes half the memory",
+    ),
     Flag("cache", "eviction", "--eviction", "which cached prefix goes first"),
     Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
     Flag("worker", "attention", "--attention", "attention backend"),
@@ -202,6 +208,12 @@ FLAGS: tuple[Flag, ...] = (
         "of the memory that is free beside weights, steps and graphs, for the KV pool",
     ),
     Flag("worker", "graphs", "--graphs", "on a GPU: capture steps as graphs"),
+    Flag(
+        "worker",
+        "deterministic",
+        "--deterministic",
+        "the same bits in any company: batch, chunks and cache change no result; slower on a GPU",
+    ),
     Flag(
         "worker",
         "lazy_graphs",

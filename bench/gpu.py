@@ -45,6 +45,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--lazy-graphs", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
@@ -111,6 +113,8 @@ def load_runner(name: str, found: argparse.Namespace) -> Runner:
             kv_tokens=MODELS[name] // token_bytes,
             page_size=found.page_size,
             attention=found.attention,
+            kv_dtype=found.kv_dtype,
+            deterministic=found.deterministic,
             graphs=not found.no_graphs,
             lazy_graphs=found.lazy_graphs,
         ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ KL divergence of a dtype from the same weights dequantized to float32, over a te
 
   python -m app bench kl
   python -m app bench kl --model DIR --dtypes bfloat16 float16 --text FILE --chunks 1 0
+  python -m app bench kl --dtypes bfloat16 --kv-dtypes auto fp8_e4m3
 """
 
 
@@ -46,6 +48,10 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--model", default="", help="as for `serve`; the embedded one if left out")
     parser.add_argument("--dtypes", nargs="+", default=["auto"], help="auto quantized bfloat16 …")
+    parser.add_argument("--kv-dtypes", nargs="+", default=["auto"], help="auto fp8_e4m3")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--ops", default="auto", help="operators of what is measured")
+    parser.add_argument("--attention", default="auto")
     parser.add_argument("--chunks", nargs="+", type=int, default=[1, 8, 32, 0], help="0: the whole")
     parser.add_argument("--text", type=Path, help="a text file instead of the built-in text")
     parser.add_argument("--tokens-max", type=int, default=1024)
@@ -71,14 +77,22 @@ def measure(found: argparse.Namespace) -> int:
         slot_count=1,
         step_tokens_max=len(ids),
         threads=found.threads,
+        device=found.device,
     )
     report = Report("kl", as_json=found.json, model=source.name, tokens=len(ids))
     reference = torch.log_softmax(logits(Runner.load(source.path, options), ids, 0), dim=-1)
-    add(report, "float32", "reference", 0, reference, reference, ids, 0.0)
-    for dtype in found.dtypes:
+    add(report, "float32", "auto", "reference", 0, reference, reference, ids, 0.0)
+    for dtype, kv_dtype in itertools.product(found.dtypes, found.kv_dtypes):
         gc.collect()
         runner = Runner.load(
-            source.path, replace(options, dtype=dtype, ops="auto", attention="auto")
+            source.path,
+            replace(
+                options,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                ops=found.ops,
+                attention=found.attention,
+            ),
         )
         for chunk in found.chunks:
             begin_s = time.perf_counter()
@@ -86,7 +100,17 @@ def measure(found: argparse.Namespace) -> int:
             elapsed_s = time.perf_counter() - begin_s
             scores = torch.log_softmax(scores, dim=-1)
             flavour = type(runner.model.ops).__name__
-            add(report, runner.facts.dtype, flavour, chunk, reference, scores, ids, elapsed_s)
+            add(
+                report,
+                runner.facts.dtype,
+                kv_dtype,
+                flavour,
+                chunk,
+                reference,
+                scores,
+                ids,
+                elapsed_s,
+            )
         del runner
     report.close()
     return 0
@@ -110,7 +134,7 @@ def logits(runner: Runner, ids: list[int], chunk: int) -> Tensor:
         batch = runner.slots.flatten(step)
         batch = replace(batch, sampled=np.arange(len(batch.ids), dtype=np.int64))
         with torch.inference_mode():
-            pieces.append(runner.forward(batch).clone())
+            pieces.append(runner.forward(batch).cpu().clone())
         nothing = np.empty(0, np.int32)
         runner.slots.settle(batch, nothing, nothing, nothing)
     return torch.cat(pieces)
@@ -119,6 +143,7 @@ def logits(runner: Runner, ids: list[int], chunk: int) -> Tensor:
 def add(
     report: Report,
     dtype: str,
+    kv_dtype: str,
     flavour: str,
     chunk: int,
     reference: Tensor,
@@ -132,6 +157,7 @@ def add(
     same = (reference.argmax(dim=-1) == scores.argmax(dim=-1)).double().mean()
     report.add(
         dtype=dtype,
+        keys=kv_dtype,
         operators=flavour,
         chunk=chunk or "whole",
         kl_mean=round(float(divergences.mean()), 5),

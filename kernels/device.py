@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.attention.base import Attention, AttentionBatch, HostRows
-from kernels.attention.triton import TritonAttention
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
 from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, DecodeGraph, Graphs
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
-from kernels.ops.sampling import sample_logprobs, sample_special, uniform
+from kernels.ops.sampling import Sampled, sample_logprobs, sample_special, uniform
 from kernels.ops.triton.picker import Picker
 from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
 
@@ -125,7 +124,7 @@ class DeviceSteps:
             self.graphs = Graphs(
                 model,
                 kv,
-                TritonAttention(attention.shape),  # type: ignore[attr-defined]
+                attention.replayer(),  # type: ignore[attr-defined]
                 self.picker,
                 self.page_table,
                 slots.context_len,
@@ -200,14 +199,7 @@ class DeviceSteps:
         """Puts the batch on the stream: int32 [2, S or more] of tokens and failures, contiguous,
         and log-probabilities if any row asked."""
         columns, rows = self.slots.columns, batch.sampled_slots
-        heat = columns.temperature[rows]
-        heat = np.where(heat < GREEDY_BELOW, 0.0, heat).astype(np.float32)
-        generated = self.slots.known_len[rows] - self.slots.prompt_len[rows]
-        noise = np.zeros(len(rows), np.float32)
-        if heat.any():
-            drawn = uniform(columns.seed[rows], generated, columns.choice[rows])
-            # Below 1 also as float32.
-            noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
+        heat, noise = self.chances(rows)
         graph = self.graph_for(batch)
         if isinstance(graph, DecodeGraph):
             logits, result = self.replay(graph, batch, heat, noise, stage)
@@ -220,6 +212,31 @@ class DeviceSteps:
             logprobs = self.sample_others(logits, result[:, : len(rows)], rows)
         return result, logprobs
 
+    def chances(self, rows: Ints) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Temperatures (0: greedy) and noise of the slots `rows`, for their next token."""
+        columns = self.slots.columns
+        heat = columns.temperature[rows]
+        heat = np.where(heat < GREEDY_BELOW, 0.0, heat).astype(np.float32)
+        generated = self.slots.known_len[rows] - self.slots.prompt_len[rows]
+        noise = np.zeros(len(rows), np.float32)
+        if heat.any():
+            drawn = uniform(columns.seed[rows], generated, columns.choice[rows])
+            # Below 1 also as float32.
+            noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
+        return heat, noise
+
+    def sample_here(self, logits: Tensor, rows: Ints) -> Sampled:
+        """Tokens for the slots `rows` from logits float32 [S, vocab], by the same kernels as those
+        of a launched step; waits for them."""
+        heat, noise = (torch.from_numpy(each).to(self.device) for each in self.chances(rows))
+        slots = torch.from_numpy(rows.astype(np.int32)).to(self.device)
+        result = self.picker.pick(logits, heat, noise, slots)
+        logprobs = None
+        if not self.slots.columns.quick[rows].all():
+            logprobs = self.sample_others(logits, result, rows)
+        tokens, failed = result.cpu().numpy()
+        return Sampled(tokens, failed != 0, logprobs)
+
     def graph_for(self, batch: FlatBatch) -> DecodeGraph | ChunkGraph | None:
         """What the batch can be a replay of."""
         graphs, count = self.graphs, len(batch.slots)
@@ -228,7 +245,8 @@ class DeviceSteps:
         if not len(batch.ids) == count == len(batch.sampled):
             return graphs.chunk(count, len(batch.ids))
         graph = None
-        if count >= SHARING_ROWS_MIN and self.shared(batch) is not None:
+        cascades = getattr(graphs.attention, "cascades", False)
+        if cascades and count >= SHARING_ROWS_MIN and self.shared(batch) is not None:
             graph = graphs.decode(count, sharing=True)
         return graph or graphs.decode(count)
 

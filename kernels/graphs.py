@@ -280,7 +280,8 @@ class Graphs:
         """All sizes, as far as time and memory go; the largest first: the others then fit into its
         memory, and their steps into it. Returns how many are left."""
         end_s = now() + seconds_max
-        sharing = [size for size in self.row_sizes if size >= SHARED_ROWS_MIN]
+        cascades = getattr(self.attention, "cascades", False)
+        sharing = [size for size in self.row_sizes if cascades and size >= SHARED_ROWS_MIN]
         makes: list[Callable[[], Any]] = [
             *(partial(self.chunk, 1, size) for size in reversed(self.token_sizes)),
             *(partial(self.decode, size) for size in reversed(self.row_sizes)),

@@ -56,8 +56,8 @@ from kernels.load.base import LOADERS, BadConfig, WeightSource, detect
 from kernels.load.dummy import DummySource
 from kernels.memory import forget_unused, release_freed
 from kernels.models.base import MODELS, DecoderConfig
-from kernels.ops.base import OPS, Ops, OpsUnavailable
-from kernels.ops.sampling import prompt_logprobs, sample
+from kernels.ops.base import KV_DTYPES, OPS, Ops, OpsUnavailable
+from kernels.ops.sampling import Sampled, prompt_logprobs, sample
 from kernels.ops.vectors import read_vectors, reading_rows
 from kernels.parts import run_in_parts
 from kernels.quant.weight import BLOCK_FORMATS
@@ -82,6 +82,8 @@ class RunnerOptions:
     step_tokens_max: int = 2048
     context_len: int = 0  # 0: the model's own
     attention: str = "auto"  # a name of ATTENTION
+    kv_dtype: str = "auto"  # or one of KV_DTYPES, under the operators' dtype
+    deterministic: bool = False  # results have the same bits in any batch, cut in any chunks
     grammar: str = "auto"  # a name of GRAMMARS
     ops: str = "auto"  # a name of OPS
     threads: int = 0  # 0: as many as cores that this process may use
@@ -233,13 +235,7 @@ class Runner:
                 ]
                 vectors = read_vectors(logits, hidden, self.slots, batch.sampled_slots, reading)
                 self.constrain(logits, batch.sampled_slots)
-                sampled = sample(
-                    logits,
-                    self.slots,
-                    batch.sampled_slots,
-                    self.facts.eos_ids,
-                    self.model.ops,
-                )
+                sampled = self.sample(logits, batch.sampled_slots)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
                 raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
@@ -279,6 +275,13 @@ class Runner:
         if self.constrainer is None or not len(failed):
             return no_ints()
         broken = self.constrainer.broken
+    def sample(self, logits: Tensor, slots: Ints) -> Sampled:
+        """As steps that are launched ahead are sampled, if there are such here: a token must not
+        depend on who is in the same batch."""
+        if self.steps is not None:
+            return self.steps.sample_here(logits, slots)
+        return sample(logits, self.slots, slots, self.facts.eos_ids, self.model.ops)
+
         return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
 
     def forward_told(
@@ -461,8 +464,9 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     model = Decoder(config, source, ops, dtype, context_len, progress)
     source.finish()
 
-    kv_dtype = ops.kv_dtype(dtype)
-    attention = settle_attention(options, config, kv_dtype, device, notes)
+    kv_dtype = settle_kv_dtype(options, ops, dtype)
+    shape = attention_shape(model, kv_dtype, context_len)
+    attention = settle_attention(options, shape, notes)
     wanted = pool_wanted(options, config, kv_dtype, context_len)
 
     def runner_of(page_count: int, options: RunnerOptions) -> Runner:
@@ -580,6 +584,8 @@ def settle_ops(
         try:
             flavours.append((name, OPS.get(name)(device)))
         except (OpsUnavailable, UnknownName) as reason:
+    if options.deterministic:
+        names = deterministic_names(options, device)
             if options.ops != "auto":
                 raise BadConfig(str(reason)) from reason
             notes.append(f"operators {name!r} not used: {reason}")
@@ -593,21 +599,58 @@ def settle_ops(
     return ops, wanted[-1]
 
 
-def settle_attention(
-    options: RunnerOptions,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    notes: list[str],
-) -> Attention:
-    shape = AttentionShape(config.heads, config.heads.dim**-0.5, config.windows, dtype, device)
-    own = {"cuda": ("flashinfer", "triton")}.get(device.type, (device.type,))
+def deterministic_names(options: RunnerOptions, device: torch.device) -> list[str]:
+    """Operators whose results do not depend on the company, to be tried in this order."""
+    if device.type == "cpu":
+        names = ["cpu", "reference"] if options.dtype in ("auto", "float32") else ["cpu"]
+    else:
+        names = [f"{device.type}_fixed"]
+    if options.ops not in ("auto", *names):
+        raise BadConfig(
+            f"operators {options.ops!r} are not deterministic here; these are: {', '.join(names)}"
+        )
+    return names if options.ops == "auto" else [options.ops]
+
+
+def settle_kv_dtype(options: RunnerOptions, ops: Ops, dtype: str) -> torch.dtype:
+    if options.kv_dtype not in ("auto", *KV_DTYPES):
+        known = ", ".join(("auto", *KV_DTYPES))
+        raise BadConfig(f"unknown dtype of the KV cache {options.kv_dtype!r}; known are: {known}")
+    try:
+        return ops.kv_dtype(dtype, options.kv_dtype)
+    except OpsUnavailable as reason:
+        raise BadConfig(str(reason)) from reason
+
+
+def attention_shape(model: Decoder, kv_dtype: torch.dtype, context_len: int) -> AttentionShape:
+    config, ops = model.config, model.ops
+    narrow = kv_dtype in KV_DTYPES.values()
+    return AttentionShape(
+        heads=config.heads,
+        scale=config.attention_scale or config.heads.dim**-0.5,
+        windows=config.windows,
+        dtype=kv_dtype,
+        device=ops.device,
+        softcap=config.attention_softcap,
+        query_dtype=ops.activation_dtype(model.dtype) if narrow else None,
+        kv_scales=tuple(layer.kv_scales for layer in model.layers) if narrow else (),
+        context_len=context_len,
+    )
+
+
+def settle_attention(options: RunnerOptions, shape: AttentionShape, notes: list[str]) -> Attention:
+    kind = shape.device.type
+    own = {"cuda": ("flashinfer", "triton")}.get(kind, (kind,))
     names = [options.attention] if options.attention != "auto" else [*own, "torch"]
     for name in names:
         try:
             attention = ATTENTION.get(name)(shape)
         except (OpsUnavailable, UnknownName) as reason:
             if name == names[-1]:
+    if options.deterministic and kind == "cuda":
+        if options.attention not in ("auto", "fixed"):
+            raise BadConfig(f"attention {options.attention!r} is not deterministic; 'fixed' is")
+        names = ["fixed"]
                 raise BadConfig(str(reason)) from reason
             notes.append(f"attention {name!r} not used: {reason}")
         else:

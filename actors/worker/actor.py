@@ -325,6 +325,7 @@ def options_of(
         seed=model.seed,
         page_size=cache.page_size,
         kv_tokens=cache.kv_tokens,
+        kv_dtype=cache.kv_dtype,
         slot_count=scheduler.running_max,
         step_tokens_max=max(scheduler.prefill_budget, scheduler.running_max),
         attention=worker.attention,
@@ -334,6 +335,7 @@ def options_of(
         memory_fraction=worker.memory_fraction,
         graphs=worker.graphs,
         lazy_graphs=worker.lazy_graphs,
+        deterministic=worker.deterministic,
         graph_seconds=worker.graph_start_s,
         graph_bytes=worker.graph_bytes_max,
     )

@@ -3,7 +3,8 @@
 A backend is planned once a step, on the host's arrays, and then attends once a layer. It does not
 know models or sampling. Row r of the batch is one sequence; its queries are
 q[query_start[r] : query_start[r+1]], at absolute positions kv_len[r] - query_len[r] + i. Prefill
-chunks and decode rows mix freely.
+chunks and decode rows mix freely. Pools may be narrower than queries (fp8 with a scale for the keys
+and one for the values of each layer); products are of the queries' dtype then.
 
 Laws: a query at position p sees the keys j <= p (and j > p - window with a sliding window), each
 read at page_table[r, j // page_size] * page_size + j % page_size. Nothing else of the pools is read
@@ -82,8 +83,20 @@ class AttentionShape:
     heads: Heads
     scale: float
     windows: tuple[int | None, ...]  # of each layer; None: all keys
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the pools
     device: torch.device
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    query_dtype: torch.dtype | None = None  # of queries and results; None: as the pools
+    kv_scales: tuple[tuple[float, float], ...] = ()  # of each layer; none: 1
+    context_len: int = 0  # tokens a row may have; 0: not known
+
+    @property
+    def wide_dtype(self) -> torch.dtype:
+        return self.query_dtype or self.dtype
+
+    def scales(self, layer_index: int) -> tuple[float, float]:
+        """What keys and values as they lie in the pools are to be multiplied with."""
+        return self.kv_scales[layer_index] if self.kv_scales else (1.0, 1.0)
 
 
 # name -> factory(shape); a factory raises ops.base.OpsUnavailable with the reason.

@@ -27,6 +27,8 @@ class CpuAttention:
         heads = shape.heads
         if heads.dim % 16 or heads.query % heads.kv or heads.query // heads.kv > GROUP_MAX:
             raise OpsUnavailable(f"compiled attention has no form for {heads}")
+        if shape.softcap is not None:
+            raise OpsUnavailable("compiled attention has no form for a soft cap")
         if shape.dtype not in (torch.float32, torch.bfloat16):
             raise OpsUnavailable(f"compiled attention has no form for pools of {shape.dtype}")
         self.library = native.load()

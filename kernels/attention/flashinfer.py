@@ -2,7 +2,9 @@
 
 FlashInfer's paged prefill runs on Hopper's own instructions where the device has them. Its decode
 needs a plan on the host each step; ours reads lengths on the device, so that a captured step can be
-replayed, and measures no slower (bench/NOTES.md). The wrappers are planned once a step.
+replayed, and measures no slower (bench/NOTES.md). The wrappers are planned once a step. Keys of a
+pool narrower than the queries are widened as they are copied out of it; prompts with too many for
+that are left to our own kernel.
 
 It does not know models. Law: a wrapper is planned again only when two steps have been launched
 since: its plan travels through pinned memory.
@@ -41,8 +43,8 @@ def flashinfer_attention(shape: AttentionShape) -> FlashInferAttention:
         raise OpsUnavailable("triton is not installed")
     if shape.device.type != "cuda":
         raise OpsUnavailable(f"flashinfer has no form for {shape.device.type}")
-    if shape.dtype not in (torch.bfloat16, torch.float16):
-        raise OpsUnavailable(f"flashinfer has no form for {shape.dtype}")
+    if shape.wide_dtype not in (torch.bfloat16, torch.float16):
+        raise OpsUnavailable(f"flashinfer has no form for {shape.wide_dtype}")
     if shape.heads.dim not in HEAD_DIMS:
         raise OpsUnavailable(f"flashinfer has no form for heads of {shape.heads.dim}")
     return FlashInferAttention(shape)
@@ -67,6 +69,7 @@ class FlashInferAttention(TritonAttention):
         self.turn = 0
         self.start = 0  # of the first token that is not a decode row's
         self.gathered: tuple[Tensor, int, int] | None = None  # kv starts, their sum, the longest
+        self.own = False  # whether this step's prompts are left to our own kernel
 
     def plan(self, batch: AttentionBatch) -> None:
         super().plan(batch)
@@ -86,10 +89,16 @@ class FlashInferAttention(TritonAttention):
         settings: dict[str, Any] = {
             "causal": True,
             "sm_scale": self.shape.scale,
-            "q_data_type": self.shape.dtype,
-            "kv_data_type": self.shape.dtype,
+            "logits_soft_cap": self.shape.softcap or 0.0,
+            "q_data_type": self.shape.wide_dtype,
+            "kv_data_type": self.shape.wide_dtype,
         }
-        if total <= min(GATHER_FACTOR_MAX * token_count, GATHER_TOKENS_MAX):
+        narrow = self.shape.dtype != self.shape.wide_dtype
+        few = GATHER_TOKENS_MAX if narrow else GATHER_FACTOR_MAX * token_count
+        self.own = narrow and total > GATHER_TOKENS_MAX
+        if self.own:
+            return
+        if total <= min(few, GATHER_TOKENS_MAX):
             starts = pinned_starts(kv_len)
             self.gathered = (
                 starts.to(self.shape.device, non_blocking=True),
@@ -142,10 +151,17 @@ class FlashInferAttention(TritonAttention):
                 **settings,
             )
 
-    def prefill(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+    def prefill(
+        self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor
+    ) -> None:
+        if self.own:
+            super().prefill(layer_index, q, k_pool, v_pool, out)
+            return
+        window = self.shape.windows[layer_index] or 0
         q, out = q[self.start :], out[self.start :]
         if self.gathered is not None:
-            k, v = self.gather(k_pool, v_pool, *self.gathered)
+            scales = self.shape.scales(layer_index)
+            k, v = self.gather(k_pool, v_pool, *self.gathered, scales)
             self.ragged[window][self.turn].run(q, k, v, out=out)
             return
         size = self.batch.page_size
@@ -153,11 +169,19 @@ class FlashInferAttention(TritonAttention):
         self.paged[window][self.turn].run(q, pools, out=out)
 
     def gather(
-        self, k_pool: Tensor, v_pool: Tensor, starts: Tensor, total: int, longest: int
+        self,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        starts: Tensor,
+        total: int,
+        longest: int,
+        scales: tuple[float, float],
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the rows that are not decode rows, one after the other."""
+        """Keys and values of the rows that are not decode rows, one after the other, as wide as
+        the queries."""
         heads, batch = self.shape.heads, self.batch
-        k, v = (pool.new_empty((total, heads.kv, heads.dim)) for pool in (k_pool, v_pool))
+        like: dict[str, Any] = {"dtype": self.shape.wide_dtype, "device": k_pool.device}
+        k, v = (torch.empty((total, heads.kv, heads.dim), **like) for _ in range(2))
         width = heads.kv * heads.dim
         self.kernels.gather_kernel[(len(starts) - 1, -(-longest // GATHER_BLOCK))](
             k_pool,
@@ -167,6 +191,7 @@ class FlashInferAttention(TritonAttention):
             starts,
             k,
             v,
+            *scales,
             batch.page_table.stride(0),
             WIDTH=width,
             WIDE=1 << (width - 1).bit_length(),

@@ -1,4 +1,5 @@
-"""This file is attention over pages in plain torch: any device, any dtype, computed in float32.
+"""This file is attention over pages in plain torch: any device, any dtype of pools, computed in
+float32, soft caps, windows and scales included.
 
 Queries are cut into tiles of `TILE` absolute positions and keys into blocks of `BLOCK`, both
 counted from position 0 of their sequence, so that a chunk of a prompt or a lone decode row is
@@ -79,12 +80,15 @@ class TorchAttention:
         self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor | None = None
     ) -> Tensor:
         window = self.shape.windows[layer_index]
-        q_padded = torch.cat((q.float() * self.shape.scale, q.new_zeros(1, *q.shape[1:]).float()))
+        k_scale, v_scale = self.shape.scales(layer_index)
+        scale = self.shape.scale * k_scale
+        q_padded = torch.cat((q.float() * scale, q.new_zeros(1, *q.shape[1:]).float()))
         pieces = [
             self.attend_group(group, window, q_padded, k_pool, v_pool)
             for group in self.plans[window]
         ]  # each [Q, hkv, g, d]; a tile holds the queries of one row in order, as the batch does
-        result = torch.cat(pieces).view(q.shape).to(q.dtype)
+        result = torch.cat(pieces).view(q.shape)
+        result = (result * v_scale if v_scale != 1.0 else result).to(q.dtype)
         return result if out is None else out.copy_(result)
 
     def attend_group(
@@ -98,6 +102,8 @@ class TorchAttention:
             keys = gather(k_pool, index)  # [GROUP * hkv, BLOCK, d]
             tiles = self.bmm(q, keys.transpose(1, 2)).view(GROUP, kv, TILE, g, BLOCK)
             score = tiles[group.tile, :, group.row]  # [Q, hkv, g, BLOCK]
+            if self.shape.softcap is not None:
+                score = exact.soft_cap(score, self.shape.softcap)
             key = torch.arange(first_key, first_key + BLOCK, device=q.device)
             hidden = key > group.position
             if window is not None:
@@ -169,4 +175,9 @@ def gather(pool: Tensor, index: Tensor) -> Tensor:
     """pool [tokens, hkv, d], index [GROUP, BLOCK] -> float32 [GROUP * hkv, BLOCK, d]."""
     _, kv, dim = pool.shape
     flat = index[:, None, :] * kv + torch.arange(kv, device=pool.device)[:, None]
-    return pool.view(-1, dim).index_select(0, flat.flatten()).float().view(-1, BLOCK, dim)
+    rows = pool.view(-1, dim)
+    if pool.dtype.itemsize == 1:  # torch moves no floats of one byte
+        chosen = rows.view(torch.uint8).index_select(0, flat.flatten()).view(pool.dtype)
+    else:
+        chosen = rows.index_select(0, flat.flatten())
+    return chosen.float().view(-1, BLOCK, dim)

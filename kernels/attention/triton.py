@@ -45,6 +45,7 @@ class TritonAttention:
 
     by_slot = True  # reads `table_rows`
     replayable = True  # a decode step may be captured and replayed
+    cascades = True  # reads keys that rows share once
 
     def __init__(self, shape: AttentionShape) -> None:
         from kernels.ops.triton import attend  # only now: it needs Triton
@@ -61,10 +62,11 @@ class TritonAttention:
         cuda = shape.device.type == "cuda"
         self.pdl = cuda and torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
-        self.softcap = 0.0
+        # As the kernels take it: in powers of two. 0: none.
+        self.softcap = (shape.softcap or 0.0) * LOG2_E
         # Of a decode kernel: keys of one product, warps, depth of its pipeline.
-        narrow = shape.dtype.itemsize == 2 and self.wide <= 128
-        self.block, self.warps, self.stages = (BLOCK, 4, 2) if narrow else (BLOCK // 2, 4, 1)
+        self.narrow = shape.wide_dtype.itemsize == 2 and self.wide <= 128
+        self.block, self.warps, self.stages = (BLOCK, 4, 2) if self.narrow else (BLOCK // 2, 4, 1)
         self.split_min = SPLIT_MIN
         self.batch: AttentionBatch
         self.table_rows: Tensor
@@ -95,9 +97,8 @@ class TritonAttention:
             tiles = -(-count // self.shared_rows())
             self.shares = min(max(PROGRAMS_WANTED // 4 // (tiles * heads.kv), 1), SHARES_MAX)
         wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
-        narrow = self.shape.dtype.itemsize == 2 and self.wide <= 128
         self.split_min = SPLIT_MIN if wanted > 1 else SPLIT_MIN_CROWDED
-        if narrow:  # measured, see bench/NOTES.md
+        if self.narrow:  # measured, see bench/NOTES.md
             self.block, self.stages = (128, 3) if count > 32 else (BLOCK, 2)
         # By the number of rows alone, so that no step meets a kernel that isn't compiled yet.
         splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX)
@@ -117,18 +118,25 @@ class TritonAttention:
         assert q.is_contiguous() and k_pool.is_contiguous() and v_pool.is_contiguous()
         if out is None:
             out = torch.empty_like(q)
-        window = self.shape.windows[layer_index] or 0
         count = self.decode_count
         if count:
-            self.decode(q[:count], k_pool, v_pool, out[:count], window)
+            self.decode(layer_index, q[:count], k_pool, v_pool, out[:count])
         if count < len(self.table_rows):
-            self.prefill(q, k_pool, v_pool, out, window)
+            self.prefill(layer_index, q, k_pool, v_pool, out)
         return out
 
-    def decode(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+    def replayer(self) -> TritonAttention:
+        """Another one, whose decode steps can be captured."""
+        return TritonAttention(self.shape)
+
+    def decode(
+        self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor
+    ) -> None:
         heads, batch, splits = self.shape.heads, self.batch, self.splits
+        window = self.shape.windows[layer_index] or 0
         slots = splits + self.shares
-        scale = self.shape.scale * LOG2_E
+        k_scale, v_scale = self.shape.scales(layer_index)
+        scale = self.shape.scale * LOG2_E * k_scale
         unused = batch.kv_len
         lens = unused if batch.shared is None else batch.shared.lens
         source = unused if batch.shared is None else batch.shared.source
@@ -146,6 +154,7 @@ class TritonAttention:
                 self.part,
                 self.part_lse,
                 scale,
+                v_scale,
                 self.softcap,
                 pages_max,
                 q.shape[0],
@@ -175,6 +184,7 @@ class TritonAttention:
             self.part_lse,
             out,
             scale,
+            v_scale,
             self.softcap,
             pages_max,
             splits,
@@ -215,9 +225,12 @@ class TritonAttention:
             **self.launch,
         )
 
-    def prefill(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor, window: int) -> None:
+    def prefill(
+        self, layer_index: int, q: Tensor, k_pool: Tensor, v_pool: Tensor, out: Tensor
+    ) -> None:
         heads, batch, count = self.shape.heads, self.batch, self.decode_count
-        tile = 128 if self.narrow(q) and batch.query_len_max > 64 else 32
+        k_scale, v_scale = self.shape.scales(layer_index)
+        tile = 128 if self.narrow and batch.query_len_max > 64 else 32
         grid = (-(-batch.query_len_max // tile), heads.query, len(self.table_rows) - count)
         self.kernels.prefill_kernel[grid](
             q,
@@ -228,7 +241,8 @@ class TritonAttention:
             batch.query_start[count:],
             batch.kv_len[count:],
             out,
-            self.shape.scale * LOG2_E,
+            self.shape.scale * LOG2_E * k_scale,
+            v_scale,
             self.softcap,
             batch.page_table.stride(0),
             HKV=heads.kv,
@@ -237,16 +251,9 @@ class TritonAttention:
             WIDE=self.wide,
             PAGE=batch.page_size,
             TILE=tile,
-            BLOCK=self.key_block(q),
-            WINDOW=window,
+            BLOCK=BLOCK if self.narrow else BLOCK // 2,
+            WINDOW=self.shape.windows[layer_index] or 0,
             CAP=self.softcap > 0,
             num_warps=8 if tile == 128 else 4,
-            num_stages=2 if self.narrow(q) else 1,
+            num_stages=2 if self.narrow else 1,
         )
-
-    def narrow(self, q: Tensor) -> bool:
-        """Whether keys are of two bytes and heads small enough for deep pipelines."""
-        return q.element_size() == 2 and self.wide <= 128
-
-    def key_block(self, q: Tensor) -> int:
-        return BLOCK if self.narrow(q) else BLOCK // 2

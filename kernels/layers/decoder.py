@@ -17,9 +17,17 @@ from kernels.attention.base import Attention
 from kernels.kv import KvPool
 from kernels.load.base import WeightSource
 from kernels.models.base import DecoderConfig
+from kernels.ops import exact
 from kernels.ops.base import Ops, PreparedLinear
 from kernels.quant.weight import stack
 
+# As compressed-tensors, modelopt and older quark files call them; `{}` is k or v.
+KV_SCALE_NAMES = (
+    "self_attn.{}_scale",
+    "self_attn.attn.{}_scale",
+    "self_attn.{0}_proj.{0}_scale",
+    "self_attn.{}_proj.output_scale",
+)
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
@@ -33,6 +41,9 @@ class DecoderLayer:
     ffn_norm: Tensor
     gate_up: PreparedLinear
     down: PreparedLinear
+    post_attention_norm: Tensor | None
+    post_ffn_norm: Tensor | None
+    kv_scales: tuple[float, float]  # of k and v in a pool of fp8
 
 
 class Decoder:
@@ -67,8 +78,11 @@ class Decoder:
             self.parameter_count += shape[0] * shape[1]
         self.head = ops.prepare_linear(head, None, dtype)
         self.parameter_count += shape[0] * shape[1]
-        self.norm = self.load_vector(source, "model.norm.weight", config.hidden_len)
+        self.norm = self.load_norm(source, "model.norm.weight", config.hidden_len)
         self.cos_sin = config.rope.cos_sin(context_len).to(ops.device)
+        self.local_cos_sin = self.cos_sin
+        if config.local_rope is not None:
+            self.local_cos_sin = config.local_rope.cos_sin(context_len).to(ops.device)
         self.fused = ops.fuse(self)
         if progress is not None:
             progress("layers", steps, steps)
@@ -80,6 +94,9 @@ class Decoder:
 
         def vector(name: str, length: int) -> Tensor:
             return self.load_vector(source, prefix + name, length)
+
+        def norm(name: str, length: int = hidden) -> Tensor:
+            return self.load_norm(source, f"{prefix}{name}.weight", length)
 
         def linear(names: list[str], lens: list[int], k: int, bias: bool) -> PreparedLinear:
             parts = [
@@ -96,16 +113,24 @@ class Decoder:
 
         qkv_names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
         gate_up_names = ["mlp.gate_proj", "mlp.up_proj"]
+        ffn_norm = "pre_feedforward_layernorm" if config.post_norms else "post_attention_layernorm"
         return DecoderLayer(
-            input_norm=vector("input_layernorm.weight", hidden),
+            input_norm=norm("input_layernorm"),
             qkv=linear(qkv_names, [q_len, kv_len, kv_len], hidden, config.qkv_bias),
-            q_norm=vector("self_attn.q_norm.weight", heads.dim) if config.qk_norm else None,
-            k_norm=vector("self_attn.k_norm.weight", heads.dim) if config.qk_norm else None,
+            q_norm=norm("self_attn.q_norm", heads.dim) if config.qk_norm else None,
+            k_norm=norm("self_attn.k_norm", heads.dim) if config.qk_norm else None,
             out=linear(["self_attn.o_proj"], [hidden], q_len, config.out_bias),
-            ffn_norm=vector("post_attention_layernorm.weight", hidden),
+            ffn_norm=norm(ffn_norm),
             gate_up=linear(gate_up_names, [ffn, ffn], hidden, config.mlp_bias),
             down=linear(["mlp.down_proj"], [hidden], ffn, config.mlp_bias),
+            post_attention_norm=norm("post_attention_layernorm") if config.post_norms else None,
+            post_ffn_norm=norm("post_feedforward_layernorm") if config.post_norms else None,
+            kv_scales=(load_scale(source, prefix, "k"), load_scale(source, prefix, "v")),
         )
+
+    def load_norm(self, source: WeightSource, name: str, length: int) -> Tensor:
+        gain = self.load_vector(source, name, length)
+        return gain + self.config.norm_offset if self.config.norm_offset else gain
 
     def load_vector(self, source: WeightSource, name: str, length: int) -> Tensor:
         self.parameter_count += length
@@ -124,6 +149,8 @@ class Decoder:
         """Writes this step's keys and values into `kv` and returns logits float32 [S, vocab]."""
         config, ops, heads = self.config, self.ops, self.config.heads
         residual = ops.embed(self.embedding, ids)
+        if config.embedding_scale != 1.0:
+            residual.mul_(config.embedding_scale)
         if self.fused is not None:
             logits = self.fused(
                 residual, positions, write_index, kv.layers, attention, sampled, hidden
@@ -131,6 +158,7 @@ class Decoder:
             if logits is not None:
                 return logits
         x = ops.rms_norm(residual, self.layers[0].input_norm, config.norm_eps)
+        gate_mul = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             if index > 0:
@@ -140,7 +168,7 @@ class Decoder:
             q = ops.rope_write(
                 qkv,
                 positions,
-                self.cos_sin,
+                self.cos_sin if config.windows[index] is None else self.local_cos_sin,
                 k_pool,
                 v_pool,
                 write_index,
@@ -148,6 +176,7 @@ class Decoder:
                 layer.q_norm,
                 layer.k_norm,
                 config.norm_eps,
+                layer.kv_scales,
             )
             if index == last and len(sampled) == 0:
                 return residual.new_empty((0, config.vocab_size), dtype=torch.float32)
@@ -155,9 +184,31 @@ class Decoder:
             if index == last and len(sampled) < len(mixed):
                 mixed, residual = mixed.index_select(0, sampled), residual.index_select(0, sampled)
             x = ops.linear(layer.out, mixed)
+            if layer.post_attention_norm is not None:
+                x = ops.rms_norm(x, layer.post_attention_norm, config.norm_eps)
             x = ops.add_rms_norm(x, residual, layer.ffn_norm, config.norm_eps)
-            x = ops.linear(layer.down, ops.silu_mul(ops.linear(layer.gate_up, x)))
+            x = ops.linear(layer.down, gate_mul(ops.linear(layer.gate_up, x)))
+            if layer.post_ffn_norm is not None:
+                x = ops.rms_norm(x, layer.post_ffn_norm, config.norm_eps)
         x = ops.add_rms_norm(x, residual, self.norm, config.norm_eps)
         if hidden is not None:
             hidden.copy_(x)
-        return ops.linear_float32(self.head, x)
+        logits = ops.linear_float32(self.head, x)
+        return logits if config.final_softcap is None else capped(logits, config.final_softcap)
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap); on a CPU in the same bits in any company."""
+    if logits.device.type == "cpu":
+        return exact.soft_cap(logits, cap)
+    return logits.div_(cap).tanh_().mul_(cap)
+
+
+def load_scale(source: WeightSource, prefix: str, which: str) -> float:
+    """What a checkpoint says keys ("k") or values ("v") in fp8 are to be multiplied with; 1 if it
+    says nothing. Raises BadTensor if it is no positive number."""
+    for name in KV_SCALE_NAMES:
+        found = source.scalar(prefix + name.format(which))
+        if found is not None:
+            return found
+    return 1.0

@@ -53,6 +53,10 @@ class WeightSource(Protocol):
         """float32 [length]. Raises BadTensor."""
         ...
 
+    def scalar(self, name: str) -> float | None:
+        """A positive number; None if there is none of that name. Raises BadTensor."""
+        ...
+
     def ignore(self, name: str) -> None:
         """Declares that `name` may exist and isn't wanted."""
         ...

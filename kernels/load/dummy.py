@@ -52,6 +52,9 @@ class DummySource:
             return torch.randn(length, generator=self.generator(name)) * 0.02
         return torch.ones(length)
 
+    def scalar(self, name: str) -> float | None:
+        return None
+
     def generator(self, name: str, device: torch.device | str = "cpu") -> torch.Generator:
         return torch.Generator(device).manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 

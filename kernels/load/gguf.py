@@ -65,6 +65,15 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+POST_NORMED = frozenset({"gemma2", "gemma3"})
+POST_NORM_NAMES = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# The metadata do not say what the largest of each generation scales its queries by; their numbers
+# of layers tell them from the others.
+WIDE_QUERY_LAYERS = {"gemma2": 46, "gemma3": 62}
 # general.architecture whose converter reorders the rows of q and k
 REORDERED = frozenset({"llama"})
 
@@ -84,7 +93,8 @@ class GgufSource:
         self.metadata = parsed.metadata
         self.architecture = str(self.required("general.architecture"))
         self.table = TensorTable(
-            {gguf_name(name): stored for name, stored in parsed.tensors.items()}, path
+            {gguf_name(name, self.architecture): stored for name, stored in parsed.tensors.items()},
+            path,
         )
         self.name = str(self.metadata.get("general.name") or path.stem)
         self.config = self.read_config()
@@ -105,6 +115,9 @@ class GgufSource:
         values = stored.dense().float()
         index = self.row_order(name, length)
         return values if index is None else values[index]
+
+    def scalar(self, name: str) -> float | None:
+        return None  # these files have no place for any
 
     def row_order(self, name: str, rows: int) -> Tensor | None:
         """Rows of q and k as Hugging Face has them, pairs being (i, i + d/2); None: as stored."""
@@ -145,9 +158,24 @@ class GgufSource:
             "tie_word_embeddings": "lm_head.weight" not in self.table.tensors,
             "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self.table.tensors,
             "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self.table.tensors,
+            "attn_logit_softcapping": get(f"{arch}.attn_logit_softcapping"),
+            "final_logit_softcapping": get(f"{arch}.final_logit_softcapping"),
+            "rope_local_base_freq": get(f"{arch}.rope.freq_base_swa"),
+            "rms_norm_offset": 0.0,  # what Gemma's files leave off is in these
             "rope_theta": get(f"{arch}.rope.freq_base"),
             "rope_scaling": self.read_rope_scaling(),
         }
+        pattern = get(f"{arch}.attention.sliding_window_pattern")
+        if isinstance(pattern, list):
+            kinds = {True: "sliding_attention", False: "full_attention"}
+            config["layer_types"] = [kinds[bool(windowed)] for windowed in pattern]
+        else:
+            config["sliding_window_pattern"] = pattern
+        scale = get(f"{arch}.attention.scale")
+        if scale:
+            config["query_pre_attn_scalar"] = scale**-2
+        elif config["num_hidden_layers"] == WIDE_QUERY_LAYERS.get(arch):
+            config["query_pre_attn_scalar"] = config["hidden_size"] / config["num_attention_heads"]
         divisors = self.table.tensors.get("rope_freqs.weight")
         if divisors is not None:
             self.table.ignore("rope_freqs.weight")
@@ -180,14 +208,15 @@ class GgufSource:
         return tuple(sorted(ids))
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str) -> str:
     """Hugging Face's name for a tensor; one that we don't know keeps its own."""
     if name in NAMES:
         return NAMES[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in LAYER_NAMES:
+    names = LAYER_NAMES | (POST_NORM_NAMES if architecture in POST_NORMED else {})
+    if match is None or match[2] not in names:
         return name
-    return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{names[match[2]]}.{match[3]}"
 
 
 @dataclass(slots=True)

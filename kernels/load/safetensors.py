@@ -8,6 +8,7 @@ does not know layers. Sizes and offsets in a header are checked against the file
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,16 @@ class SafetensorsSource:
 
     def vector(self, name: str, length: int) -> Tensor:
         return self.table.take(name, (length,)).dense().float()
+
+    def scalar(self, name: str) -> float | None:
+        stored = self.table.tensors.get(name)
+        if stored is None:
+            return None
+        shape = (1,) if stored.shape == (1,) else ()
+        value = float(self.table.take(name, shape).dense().float())
+        if not 0.0 < value < math.inf:
+            raise BadTensor(f"tensor {name} in {stored.file} is {value}, not a positive number")
+        return value
 
 
 def directory_name(path: Path) -> str:

@@ -38,7 +38,27 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    activation: str = "silu"  # of the gate: silu, or gelu in its tanh form
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    attention_softcap: float | None = None  # see `AttentionShape`
+    final_softcap: float | None = None  # the same, of logits
+    embedding_scale: float = 1.0
+    norm_offset: float = 0.0  # added to the gains of norms as they are stored
+    post_norms: bool = False  # norms after attention and feed-forward, before each is added
+    local_rope: RopeConfig | None = None  # of layers with a window; None: `rope`
     vector_lens: tuple[int, ...] | None = None  # what embeddings may be cut to: see `matryoshka`
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is what forwards in one piece know: none of the fields from `activation` on,
+        but for what attention does by itself."""
+        return (
+            self.activation == "silu"
+            and self.final_softcap is None
+            and self.embedding_scale == 1.0
+            and not self.post_norms
+            and self.local_rope is None
+        )
 
 
 # architecture -> reader of its config; raises BadConfig.
@@ -53,6 +73,8 @@ def decoder_config(
     out_bias: bool = False,
     qk_norm: bool = False,
     tied_by_default: bool = False,
+    activation: str | None = None,
+    rope: RopeConfig | None = None,
 ) -> DecoderConfig:
     """What all families read alike. Raises BadConfig naming the field."""
     hidden_len = positive(hf, "hidden_size")
@@ -64,9 +86,10 @@ def decoder_config(
         raise BadConfig(
             f"num_attention_heads {query_heads} is no multiple of num_key_value_heads {kv_heads}"
         )
-    activation = hf.get("hidden_act", "silu")
-    if activation != "silu":
-        raise BadConfig(f"hidden_act {activation!r} is not supported; supported is 'silu'")
+    if activation is None:
+        activation = hf.get("hidden_act", "silu")
+        if activation != "silu":
+            raise BadConfig(f"hidden_act {activation!r} is not supported; supported is 'silu'")
     context_len = positive(hf, "max_position_embeddings", 2048)
     return DecoderConfig(
         vocab_size=positive(hf, "vocab_size"),
@@ -75,7 +98,7 @@ def decoder_config(
         layer_count=layer_count,
         heads=Heads(query_heads, kv_heads, head_dim),
         norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-        rope=RopeConfig.read(hf, head_dim, context_len),
+        rope=rope or RopeConfig.read(hf, head_dim, context_len),
         context_len=context_len,
         tied_embeddings=bool(hf.get("tie_word_embeddings", tied_by_default)),
         windows=windows if windows is not None else (None,) * layer_count,
@@ -83,6 +106,7 @@ def decoder_config(
         out_bias=out_bias,
         mlp_bias=bool(hf.get("mlp_bias", False)),
         qk_norm=qk_norm,
+        activation=activation,
         vector_lens=matryoshka(hf, hidden_len),
     )
 

@@ -22,6 +22,8 @@ from torch import Tensor
 from kernels.quant.weight import Weight
 from kernels.registry import Registry
 
+FP8_MAX = 448.0  # the largest number of e4m3
+KV_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn}  # that a pool may be kept in on request
 PreparedLinear = Any  # opaque: made and read by one flavour of Ops
 PreparedEmbedding = Any
 
@@ -82,8 +84,9 @@ class Ops(Protocol):
         """What activations are kept in for `dtype` (see `supports`)."""
         ...
 
-    def kv_dtype(self, dtype: str) -> torch.dtype:
-        """What the KV pool is kept in for `dtype`; compiled CPU operators halve it to bfloat16."""
+    def kv_dtype(self, dtype: str, wanted: str = "auto") -> torch.dtype:
+        """What the KV pool is kept in for `dtype`; compiled CPU operators halve it to bfloat16.
+        `wanted` is "auto" or one of `KV_DTYPES`. Raises OpsUnavailable with the reason."""
         ...
 
     def set_threads(self, count: int) -> None:
@@ -138,13 +141,19 @@ class Ops(Protocol):
         q_norm: Tensor | None,  # float32 [d]: RMS norm of each head before rotation (Qwen3)
         k_norm: Tensor | None,
         eps: float,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         """Rotates q and k (pairs are (i, i + d/2)), writes k and v into the pools at `write_index`
-        and returns q [T, hq, d]. `qkv` may be overwritten."""
+        and returns q [T, hq, d]. `qkv` may be overwritten. What goes into pools of fp8 is divided
+        by `kv_scales` (k's, v's) and cut off at +-FP8_MAX."""
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2F] -> silu(gate) * up [T, F], gate being the first F columns."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """As `silu_mul`, with the tanh form of gelu."""
         ...
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:

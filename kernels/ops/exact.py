@@ -32,6 +32,8 @@ EXP_POLYNOMIAL = (  # Cephes expf, relative error 2e-7
     1.6666665459e-1,
     5.0000001201e-1,
 )
+GELU_SCALE = 0.7978845608028654  # sqrt(2 / pi)
+GELU_CUBIC = 0.044715
 EXP_MIN = -87.0  # below: 0
 EXP_MAX = 88.0  # above: the value there
 
@@ -66,6 +68,17 @@ def fold_sum(x: Tensor) -> Tensor:
 def silu(x: Tensor) -> Tensor:
     """x / (1 + e**-x)."""
     return x / exp(-x).add_(1.0)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap) of float32."""
+    return (1.0 - 2.0 / exp(x * (2.0 / cap)).add_(1.0)).mul_(cap)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2, written as x * sigmoid(2 * ...)."""
+    inner = (x * x * GELU_CUBIC).add_(1.0).mul_(x).mul_(-2.0 * GELU_SCALE)
+    return x / exp(inner).add_(1.0)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

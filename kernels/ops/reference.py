@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.ops import exact
-from kernels.ops.base import OPS, Filters, Heads
+from kernels.ops.base import FP8_MAX, KV_DTYPES, OPS, Filters, Heads
 from kernels.ops.draw import draw
 from kernels.quant.weight import Weight
 
@@ -47,8 +47,8 @@ class ReferenceOps:
     def activation_dtype(self, dtype: str) -> torch.dtype:
         return DTYPES[dtype]
 
-    def kv_dtype(self, dtype: str) -> torch.dtype:
-        return DTYPES[dtype]
+    def kv_dtype(self, dtype: str, wanted: str = "auto") -> torch.dtype:
+        return KV_DTYPES.get(wanted, DTYPES[dtype])
 
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
@@ -106,6 +106,7 @@ class ReferenceOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         qkv = qkv.view(qkv.shape[0], heads.query + 2 * heads.kv, heads.dim)
         q, k, v = qkv.split([heads.query, heads.kv, heads.kv], dim=1)
@@ -113,13 +114,23 @@ class ReferenceOps:
             q, k = self.rms_norm(q, q_norm, eps), self.rms_norm(k, k_norm, eps)
         angles = cos_sin.index_select(0, positions.long())
         cos, sin = (half.unsqueeze(1) for half in angles.chunk(2, dim=-1))  # [T, 1, d/2]
-        k_pool.index_copy_(0, write_index, rotate(k, cos, sin))
+        k = rotate(k, cos, sin)
+        if k_pool.dtype == torch.float8_e4m3fn:  # torch moves no floats of one byte
+            k, v = (to_fp8(each, scale) for each, scale in zip((k, v), kv_scales, strict=True))
+            k_pool, v_pool = k_pool.view(torch.uint8), v_pool.view(torch.uint8)
+        k_pool.index_copy_(0, write_index, k)
         v_pool.index_copy_(0, write_index, v)
         return rotate(q, cos, sin)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return (exact.silu(gate) if self.exact(gate.dtype) else functional.silu(gate)) * up
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        if self.exact(gate.dtype):
+            return exact.gelu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         peak, tokens = logits.max(dim=-1)
@@ -130,6 +141,12 @@ class ReferenceOps:
 
     def exact(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float32 and self.device.type == "cpu"
+
+
+def to_fp8(x: Tensor, scale: float) -> Tensor:
+    """x / scale in e4m3, cut off at its largest number, as bytes."""
+    narrow = (x.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return narrow.view(torch.uint8)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from kernels.runner import Runner, RunnerOptions
 from kernels.slots import FlatBatch
 
 GREEDY = Sampling(temperature=0.0)
-FLAVOURS = {"reference": "torch", "cpu": "cpu"}  # operators -> attention
+FLAVOURS = {"reference": "torch", "cpu": "auto"}  # operators -> attention
 WIDE = 10_000  # a chunk that no prompt exceeds
 
 

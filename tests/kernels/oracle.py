@@ -7,6 +7,8 @@ Histrio but the GGUF file it is given.
 
     python oracle.py tiny DIRECTORY               writes DIRECTORY/NAME/ (a model) and NAME.json
     python oracle.py smollm2 FILE.gguf DIRECTORY  writes DIRECTORY/answers.json
+
+`tiny@cuda` and `smollm2@cuda` compute on that device.
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 MODELS = {
     "llama": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -64,33 +70,61 @@ MODELS = {
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
     "qwen2_yarn": ("Qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": GEMMA3_ROPE,
+        },
+    ),
 }
+TEXT_ONLY = {"Gemma3": "Gemma3Text"}  # family -> its config's name, where that is another
 
 
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # test runs share their machine: threads that wait crawl
     transformers.logging.set_verbosity_error()
-    if sys.argv[1] == "tiny":
+    kind, _, device = sys.argv[1].partition("@")
+    if kind == "tiny":
         directory = Path(sys.argv[2])
         for seed, (name, (family, settings)) in enumerate(MODELS.items()):
             model = tiny_model(family, settings, seed)
             model.save_pretrained(directory / name)
+            model.to(device or "cpu")
             answer(model, prompts(VOCAB, 48), directory / f"{name}.json")
     else:
-        model = smollm2(Path(sys.argv[2]))
+        model = smollm2(Path(sys.argv[2])).to(device or "cpu")
         answer(model, prompts(model.config.vocab_size, 96), Path(sys.argv[3]) / "answers.json")
 
 
 def tiny_model(family: str, settings: dict, seed: int) -> torch.nn.Module:
     """Random weights, biases and norms included, in float32."""
-    config = getattr(transformers, f"{family}Config")(**{**COMMON, **settings})
+    name = TEXT_ONLY.get(family, family)
+    config = getattr(transformers, f"{name}Config")(**{**COMMON, **settings})
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        parameter.data = 1 + 0.2 * noise if "norm" in name else 0.15 * noise
+        gain = 0.0 if family.startswith("Gemma") else 1.0  # stored as their distance from it
+        parameter.data = gain + 0.2 * noise if "norm" in name else 0.15 * noise
     return model
 
 
@@ -112,8 +146,8 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
     read = [read_prompt(model, prompt) for prompt in asked[:READ_COUNT]]
     gap = float("inf")
     for indexes in by_length.values():
-        ids, cache = torch.tensor([asked[index] for index in indexes]), None
-        for _ in range(NEW_LENS[sys.argv[1]]):
+        ids, cache = torch.tensor([asked[index] for index in indexes], device=model.device), None
+        for _ in range(NEW_LENS[sys.argv[1].partition("@")[0]]):
             out = model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             best = out.logits[:, -1].topk(2)
@@ -127,7 +161,7 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
 def read_prompt(model: torch.nn.Module, prompt: list[int]) -> dict[str, list[float]]:
     """Of the last token: the final hidden state scaled to length 1, the log probabilities of the
     first VOCAB tokens."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     hidden = model.model(input_ids=ids).last_hidden_state[0, -1]
     logprobs = torch.log_softmax(model(input_ids=ids).logits[0, -1], -1)[:VOCAB]
     return {"vector": (hidden / hidden.norm()).tolist(), "logprobs": logprobs.tolist()}

@@ -58,6 +58,9 @@ class InventedSource:
     def vector(self, name: str, length: int) -> Tensor:
         return torch.randn(length, generator=generator(sum(name.encode()))) * 0.1 + 1
 
+    def scalar(self, name: str) -> float | None:
+        return None
+
     def ignore(self, name: str) -> None: ...
 
     def finish(self) -> None: ...

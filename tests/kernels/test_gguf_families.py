@@ -14,14 +14,19 @@ from kernels.layers.rope import RopeConfig
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import Driver, load
 
-# Sliding windows have no place in these files' metadata (but for families that we don't have).
+# Sliding windows have a place in the metadata of Gemma's files only.
 FAMILIES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "llama_scaled": gguf.MODEL_ARCH.LLAMA,
     "llama_linear": gguf.MODEL_ARCH.LLAMA,
     "qwen2_yarn": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
 }
+
+LOCAL_THETA = 10000.0  # as the oracle's
 
 
 def convert(source: Path, path: Path, arch: gguf.MODEL_ARCH) -> Path:
@@ -38,8 +43,14 @@ def convert(source: Path, path: Path, arch: gguf.MODEL_ARCH) -> Path:
         writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     rope = config["rope_parameters"]
+    if "full_attention" in rope:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", LOCAL_THETA)
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     tensors = load_file(source / "model.safetensors")
+    if "gemma" in writer.arch:
+        tensors = {name: each + ("norm" in name) for name, each in tensors.items()}
+        add_windows_and_caps(writer, config)
     add_scaling(writer, config, rope)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, values in tensors.items():
@@ -59,6 +70,18 @@ def convert(source: Path, path: Path, arch: gguf.MODEL_ARCH) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_windows_and_caps(writer: gguf.GGUFWriter, config: dict) -> None:
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", windowed)
+    if config.get("query_pre_attn_scalar"):
+        writer.add_attention_scale(config["query_pre_attn_scalar"] ** -0.5)
+    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if config.get(field):
+            writer.add_float32(f"{writer.arch}.{field}", config[field])
 
 
 def add_scaling(writer: gguf.GGUFWriter, config: dict, rope: dict) -> None:

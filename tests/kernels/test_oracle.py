@@ -10,7 +10,18 @@ import pytest
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import FLAVOURS, WIDE, Driver, load
 
-MODELS = ("llama", "llama_scaled", "llama_linear", "mistral", "qwen2", "qwen2_yarn", "qwen3")
+MODELS = (
+    "llama",
+    "llama_scaled",
+    "llama_linear",
+    "mistral",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.ops.base import OPS, Filters, Heads
+from kernels.ops import exact
+from kernels.ops.base import OPS, Filters, Heads, OpsUnavailable
 from kernels.ops.cpu import check, native
 from kernels.ops.cpu.arena import Arena
 from kernels.ops.cpu.native import FORMATS, KINDS, TABLE_DTYPES, LinearStruct, pointer
@@ -61,7 +62,9 @@ class CpuOps:
     def activation_dtype(self, dtype: str) -> torch.dtype:
         return torch.float32
 
-    def kv_dtype(self, dtype: str) -> torch.dtype:
+    def kv_dtype(self, dtype: str, wanted: str = "auto") -> torch.dtype:
+        if wanted != "auto":
+            raise OpsUnavailable(f"compiled CPU operators keep no keys in {wanted}")
         return torch.float32 if dtype == "float32" else torch.bfloat16
 
     def set_threads(self, count: int) -> None:
@@ -73,7 +76,7 @@ class CpuOps:
         return int(self.library.hs_progress())
 
     def fuse(self, decoder: Any) -> CpuDecoder | None:
-        return CpuDecoder(self.library, decoder)
+        return CpuDecoder(self.library, decoder) if decoder.config.is_plain else None
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> CpuLinear:
         n, k = weight.shape
@@ -202,6 +205,7 @@ class CpuOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         key = (heads, k_pool.dtype, eps)
         struct = self.rope_heads.get(key)
@@ -236,6 +240,10 @@ class CpuOps:
         out = torch.empty((rows, n))
         native.check(self.library.hs_silu_mul(gate_up.data_ptr(), rows, n, out.data_ptr()))
         return out
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return exact.gelu(gate) * up
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.contiguous()

@@ -3,8 +3,9 @@
 of queries a row in tiles, and the sum of splits.
 
 Keys are addressed through the page table token by token, so any page size will do. Products are of
-the pool's dtype with float32 sums; float32 is multiplied exactly (no tf32). It does not know models
-or plans: which rows and how many splits is decided by `kernels.attention.triton`.
+the queries' dtype with float32 sums; float32 is multiplied exactly (no tf32). Pools may be
+narrower, with one scale for keys and one for values. It does not know models or plans: which rows
+and how many splits is decided by `kernels.attention.triton`.
 
 Laws: only keys that a query may see are read into a result, also where a page holds NaN; a row
 without keys (padding) gives zeros.
@@ -31,6 +32,12 @@ def split_chunk(span, splits, split_min: tl.constexpr, BLOCK: tl.constexpr):
     return tl.cdiv(tl.cdiv(span, splits_used(span, splits, split_min)), BLOCK) * BLOCK
 
 
+@triton.jit
+def soft_cap(score, softcap):
+    """softcap * tanh(score / softcap)."""
+    return (1.0 - 2.0 / (tl.exp2(score / softcap * 2.8853900817779268) + 1.0)) * softcap
+
+
 @triton.jit(do_not_specialize=["splits", "slots"])
 def decode_kernel(
     q,  # [R, HKV * G, D]
@@ -43,8 +50,9 @@ def decode_kernel(
     part,  # float32 [R, HKV * G, slots, D]; a row of one split goes to `out`
     part_lse,  # float32 [R, HKV * G, slots], to the base 2
     out,  # [R, HKV * G, D]
-    scale,  # times log2(e)
-    softcap,
+    scale,  # times log2(e), and what keys are to be multiplied with
+    v_scale,  # what values are to be multiplied with
+    softcap,  # times log2(e)
     pages_max,
     splits,
     slots,  # splits, and those of the shared keys
@@ -97,11 +105,9 @@ def decode_kernel(
         load = seen[:, None] & (at < D)[None, :]
         keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
         values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
         if CAP:
-            bent = score / (softcap * 1.4426950408889634)
-            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
-            score = bent * softcap * 1.4426950408889634
+            score = soft_cap(score, softcap)
         score = tl.where(seen[None, :], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
@@ -111,7 +117,7 @@ def decode_kernel(
         mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
         peak = higher
     safe = tl.where(total > 0.0, total, 1.0)
-    mixed = mixed / safe[:, None]
+    mixed = mixed / safe[:, None] * v_scale
     if not SHARED and splits_used(length - first, splits, SPLIT_MIN) == 1:
         tl.store(out + (row * HKV * G + q_head[:, None]) * D + at[None, :], mixed, mask=own)
     else:
@@ -132,6 +138,7 @@ def shared_kernel(
     part,  # float32 [R, HKV * G, slots, D]; those from `splits` on are written
     part_lse,
     scale,
+    v_scale,
     softcap,
     pages_max,
     rows,
@@ -182,11 +189,9 @@ def shared_kernel(
         load = seen[:, None] & (at < D)[None, :]
         keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
         values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
         if CAP:
-            bent = score / (softcap * 1.4426950408889634)
-            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
-            score = bent * softcap * 1.4426950408889634
+            score = soft_cap(score, softcap)
         score = tl.where(seen[None, :], score, float("-inf"))
         higher = tl.maximum(peak, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
@@ -196,7 +201,7 @@ def shared_kernel(
         mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
         peak = higher
     place = place_q * slots + splits + split
-    tl.store(part + place[:, None] * D + at[None, :], mixed / total[:, None], mask=own)
+    tl.store(part + place[:, None] * D + at[None, :], mixed / total[:, None] * v_scale, mask=own)
     tl.store(part_lse + place, peak + tl.log2(total), mask=valid)
 
 
@@ -263,7 +268,8 @@ def prefill_kernel(
     query_start,  # int32 [R + 1]
     kv_len,  # int32 [R]
     out,  # [T, HQ, D]
-    scale,  # times log2(e)
+    scale,  # as those of `decode_kernel`
+    v_scale,
     softcap,
     pages_max,
     HKV: tl.constexpr,
@@ -309,11 +315,9 @@ def prefill_kernel(
         load = there[:, None] & (at < D)[None, :]
         keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
         values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys).to(query.dtype), input_precision=EXACT) * scale
+        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
         if CAP:
-            bent = score / (softcap * 1.4426950408889634)
-            bent = 1.0 - 2.0 / (tl.exp2(bent * 2.8853900817779268) + 1.0)
-            score = bent * softcap * 1.4426950408889634
+            score = soft_cap(score, softcap)
         seen = spot[None, :] <= position[:, None]
         if WINDOW > 0:
             seen = seen & (spot[None, :] > position[:, None] - WINDOW)
@@ -325,7 +329,7 @@ def prefill_kernel(
         mixed = mixed * shrink[:, None]
         mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
         peak = higher
-    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None]
+    mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * v_scale
     tl.store(out + place_q, mixed, mask=own)
 
 
@@ -338,6 +342,8 @@ def gather_kernel(
     kv_start,  # int32 [R + 1]
     k_out,  # [kv_start[R], WIDTH]
     v_out,
+    k_scale,  # of pools narrower than the results
+    v_scale,
     pages_max,
     WIDTH: tl.constexpr,  # HKV * D
     WIDE: tl.constexpr,  # a power of two >= WIDTH
@@ -357,5 +363,7 @@ def gather_kernel(
     target = (start + spot).to(tl.int64)[:, None] * WIDTH + at[None, :]
     keys = tl.load(k_pool + source, mask=mask, other=0.0)
     values = tl.load(v_pool + source, mask=mask, other=0.0)
+    if k_pool.dtype.element_ty != k_out.dtype.element_ty:
+        keys, values = keys.to(tl.float32) * k_scale, values.to(tl.float32) * v_scale
     tl.store(k_out + target, keys, mask=mask)
     tl.store(v_out + target, values, mask=mask)

@@ -48,6 +48,13 @@ def rms_norm_kernel(
 
 
 @triton.jit
+def narrow(value):
+    """In e4m3, cut off at its largest number; NaN stays."""
+    bound = tl.where(value > 448.0, 448.0, tl.where(value < -448.0, -448.0, value))
+    return bound.to(tl.float8e4nv)
+
+
+@triton.jit
 def rope_write_kernel(
     qkv,  # [T, (HQ + 2 * HKV) * D]
     positions,  # int32 [T]
@@ -59,6 +66,8 @@ def rope_write_kernel(
     k_norm,
     q_out,  # [T, HQ, D]
     eps,
+    k_factor,  # of what goes into pools of fp8
+    v_factor,
     HQ: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -111,6 +120,12 @@ def rope_write_kernel(
     to_q = inside & is_q
     tl.store(q_place, turned_first, mask=to_q)
     tl.store(q_place + half, turned_second, mask=to_q)
+    if k_pool.dtype.element_ty == tl.float8e4nv:
+        turned_first, turned_second = (
+            narrow(turned_first * k_factor),
+            narrow(turned_second * k_factor),
+        )
+        first, second = narrow(first * v_factor), narrow(second * v_factor)
     to_k = inside & (~is_q) & (~is_v) & (write >= 0)
     k_place = k_pool + (write * HKV + head[:, None] - HQ) * D + at[None, :]
     tl.store(k_place, turned_first, mask=to_k)
@@ -122,11 +137,12 @@ def rope_write_kernel(
 
 
 @triton.jit
-def silu_mul_kernel(
+def gate_mul_kernel(
     gate_up,  # [T, 2F]
     out,  # [T, F]
     length,  # F
     BLOCK: tl.constexpr,
+    GELU: tl.constexpr,  # its tanh form; else silu
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -138,4 +154,7 @@ def silu_mul_kernel(
     source = gate_up + row * 2 * length + at
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + length, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * length + at, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+    slope = gate
+    if GELU:  # tanh(x) = 2 * sigmoid(2 * x) - 1
+        slope = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
+    tl.store(out + row * length + at, gate / (1.0 + tl.exp(-slope)) * up, mask=inside)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.ops.base import Filters, Heads
+from kernels.ops.base import KV_DTYPES, Filters, Heads, OpsUnavailable
 from kernels.ops.draw import draw
 from kernels.ops.triton import elementwise, gemv
 from kernels.quant.weight import DenseWeight, Weight
@@ -29,6 +29,7 @@ DTYPES = {
     "float32": torch.float32,
 }
 FUSED_ROWS_MAX = 1
+FP8_CAPABILITY_MIN = (8, 9)
 WEIGHT_POLICY = "evict_first"  # of one-row products: each weight is read once a step
 
 
@@ -60,8 +61,15 @@ class TritonOps:
     def activation_dtype(self, dtype: str) -> torch.dtype:
         return DTYPES[dtype]
 
-    def kv_dtype(self, dtype: str) -> torch.dtype:
-        return DTYPES[dtype]
+    def kv_dtype(self, dtype: str, wanted: str = "auto") -> torch.dtype:
+        if wanted != "auto" and self.device.type == "cuda":
+            capability = torch.cuda.get_device_capability(self.device)
+            if capability < FP8_CAPABILITY_MIN:
+                raise OpsUnavailable(
+                    f"keys in {wanted} need compute capability {FP8_CAPABILITY_MIN}; "
+                    f"this device has {capability}"
+                )
+        return KV_DTYPES.get(wanted, DTYPES[dtype])
 
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
@@ -70,7 +78,7 @@ class TritonOps:
         return None
 
     def fuse(self, decoder: Any) -> OneRowDecoder | None:
-        return OneRowDecoder(self, decoder)
+        return OneRowDecoder(self, decoder) if decoder.config.is_plain else None
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> TritonLinear:
         to = DTYPES[dtype]
@@ -181,12 +189,13 @@ class TritonOps:
         q_norm: Tensor | None,
         k_norm: Tensor | None,
         eps: float,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
     ) -> Tensor:
         assert qkv.is_contiguous() and k_pool.is_contiguous() and v_pool.is_contiguous()
         rows = qkv.shape[0]
         q = torch.empty((rows, heads.query, heads.dim), dtype=qkv.dtype, device=qkv.device)
         count = heads.query + 2 * heads.kv
-        each = 4 if rows < 64 else 16
+        each = self.rope_heads(rows)
         elementwise.rope_write_kernel[(rows, -(-count // each))](
             qkv,
             positions,
@@ -198,6 +207,8 @@ class TritonOps:
             cos_sin if k_norm is None else k_norm,
             q,
             eps,
+            1.0 / kv_scales[0],
+            1.0 / kv_scales[1],
             HQ=heads.query,
             HKV=heads.kv,
             D=heads.dim,
@@ -210,13 +221,30 @@ class TritonOps:
         )
         return q
 
+    def rope_heads(self, rows: int) -> int:
+        """How many heads one program rotates."""
+        return 4 if rows < 64 else 16
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self.gate_mul(gate_up, "silu")
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self.gate_mul(gate_up, "gelu")
+
+    def gate_mul(self, gate_up: Tensor, activation: str) -> Tensor:
         assert gate_up.is_contiguous()
         rows, length = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((rows, length), dtype=gate_up.dtype, device=gate_up.device)
         block = min(power_of_two(length), 2048)
-        elementwise.silu_mul_kernel[(rows, -(-length // block))](
-            gate_up, out, length, BLOCK=block, PDL=self.pdl, num_warps=4, **self.launch
+        elementwise.gate_mul_kernel[(rows, -(-length // block))](
+            gate_up,
+            out,
+            length,
+            BLOCK=block,
+            GELU=activation == "gelu",
+            PDL=self.pdl,
+            num_warps=4,
+            **self.launch,
         )
         return out
 
@@ -281,6 +309,7 @@ class OneRowDecoder:
                 layer.q_norm,
                 layer.k_norm,
                 eps,
+                layer.kv_scales,
             )
             mixed = attention.attend(index, q, k_pool, v_pool).flatten(1)
             ops.row(layer.out, mixed, residual, add=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.kernels.conftest import Answered, answered, oracle_once
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -30,3 +33,25 @@ def cuda(device: torch.device) -> torch.device:
     if device.type != "cuda":
         pytest.skip("there is no CUDA device")
     return device
+
+
+@pytest.fixture(scope="session")
+def tiny_models(
+    cuda: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Answered]:
+    """As those for a CPU, answered by transformers in float32 on the GPU."""
+    directory = oracle_once(tmp_path_factory, "tiny_cuda", "tiny@cuda")
+    return {
+        path.stem: answered(directory / path.stem, path)
+        for path in sorted(directory.glob("*.json"))
+    }
+
+
+@pytest.fixture(scope="session")
+def smollm2_answered(
+    cuda: torch.device, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Answered:
+    directory = oracle_once(
+        tmp_path_factory, "smollm2_cuda", "smollm2@cuda", str(smollm2.resolve())
+    )
+    return answered(smollm2, directory / "answers.json")
