@@ -188,13 +188,13 @@ FLAGS: tuple[Flag, ...] = (
         "tokens of the KV pool; 0: what --memory-fraction of the free memory holds, on a CPU at"
         " most 4 GiB unless one context needs more",
     ),
-    Flag("cache", "prefix_cache", "--prefix-cache", "reuse the KV of shared prefixes"),
     Flag(
         "cache",
         "kv_dtype",
         "--kv-cache-dtype",
         "what keys and values are kept in: auto, or fp8_e4m3, which takes half the memory",
     ),
+    Flag("cache", "prefix_cache", "--prefix-cache", "reuse the KV of shared prefixes"),
     Flag("cache", "eviction", "--eviction", "which cached prefix goes first"),
     Flag("worker", "threads", "--threads", "threads of the forward; 0: as many as cores"),
     Flag("worker", "attention", "--attention", "attention backend"),
@@ -207,13 +207,13 @@ FLAGS: tuple[Flag, ...] = (
         "--memory-fraction",
         "of the memory that is free beside weights, steps and graphs, for the KV pool",
     ),
-    Flag("worker", "graphs", "--graphs", "on a GPU: capture steps as graphs"),
     Flag(
         "worker",
         "deterministic",
         "--deterministic",
         "the same bits in any company: batch, chunks and cache change no result; slower on a GPU",
     ),
+    Flag("worker", "graphs", "--graphs", "on a GPU: capture steps as graphs"),
     Flag(
         "worker",
         "lazy_graphs",

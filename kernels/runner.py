@@ -81,9 +81,9 @@ class RunnerOptions:
     slot_count: int = 64
     step_tokens_max: int = 2048
     context_len: int = 0  # 0: the model's own
-    attention: str = "auto"  # a name of ATTENTION
     kv_dtype: str = "auto"  # or one of KV_DTYPES, under the operators' dtype
     deterministic: bool = False  # results have the same bits in any batch, cut in any chunks
+    attention: str = "auto"  # a name of ATTENTION
     grammar: str = "auto"  # a name of GRAMMARS
     ops: str = "auto"  # a name of OPS
     threads: int = 0  # 0: as many as cores that this process may use
@@ -270,11 +270,6 @@ class Runner:
         self.slots.extend(slots, tokens)
         return replace(output, jumped_slots=slots, jumped_tokens=tokens)
 
-    def refused(self, failed: Ints) -> Ints:
-        """Those of the failed slots whose constraint is at fault."""
-        if self.constrainer is None or not len(failed):
-            return no_ints()
-        broken = self.constrainer.broken
     def sample(self, logits: Tensor, slots: Ints) -> Sampled:
         """As steps that are launched ahead are sampled, if there are such here: a token must not
         depend on who is in the same batch."""
@@ -282,6 +277,11 @@ class Runner:
             return self.steps.sample_here(logits, slots)
         return sample(logits, self.slots, slots, self.facts.eos_ids, self.model.ops)
 
+    def refused(self, failed: Ints) -> Ints:
+        """Those of the failed slots whose constraint is at fault."""
+        if self.constrainer is None or not len(failed):
+            return no_ints()
+        broken = self.constrainer.broken
         return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
 
     def forward_told(
@@ -579,13 +579,13 @@ def settle_ops(
     if options.dtype == "auto":
         wanted = [*(["quantized"] if quantized else []), "bfloat16", "float32"]
     names = [options.ops] if options.ops != "auto" else [device.type, "reference"]
+    if options.deterministic:
+        names = deterministic_names(options, device)
     flavours: list[tuple[str, Ops]] = []
     for name in names:
         try:
             flavours.append((name, OPS.get(name)(device)))
         except (OpsUnavailable, UnknownName) as reason:
-    if options.deterministic:
-        names = deterministic_names(options, device)
             if options.ops != "auto":
                 raise BadConfig(str(reason)) from reason
             notes.append(f"operators {name!r} not used: {reason}")
@@ -642,15 +642,15 @@ def settle_attention(options: RunnerOptions, shape: AttentionShape, notes: list[
     kind = shape.device.type
     own = {"cuda": ("flashinfer", "triton")}.get(kind, (kind,))
     names = [options.attention] if options.attention != "auto" else [*own, "torch"]
+    if options.deterministic and kind == "cuda":
+        if options.attention not in ("auto", "fixed"):
+            raise BadConfig(f"attention {options.attention!r} is not deterministic; 'fixed' is")
+        names = ["fixed"]
     for name in names:
         try:
             attention = ATTENTION.get(name)(shape)
         except (OpsUnavailable, UnknownName) as reason:
             if name == names[-1]:
-    if options.deterministic and kind == "cuda":
-        if options.attention not in ("auto", "fixed"):
-            raise BadConfig(f"attention {options.attention!r} is not deterministic; 'fixed' is")
-        names = ["fixed"]
                 raise BadConfig(str(reason)) from reason
             notes.append(f"attention {name!r} not used: {reason}")
         else:

@@ -85,8 +85,8 @@ class SchedulerConfig(Section, frozen=True):
 class CacheConfig(Section, frozen=True):
     page_size: Positive = 16
     kv_tokens: NonNegative = 0  # 0: sized from memory
-    prefix_cache: bool = True
     kv_dtype: str = "auto"  # auto: as the operators like it | fp8_e4m3
+    prefix_cache: bool = True
     eviction: str = "lru"
 
 
@@ -98,8 +98,8 @@ class WorkerConfig(Section, frozen=True):
     hang_s: Seconds = 1.5  # a forward without any progress for so long is hung
     memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
     graphs: bool = True  # steps are captured, where the device can
-    lazy_graphs: bool = False  # when first needed, not at the start
     deterministic: bool = False  # results have the same bits in any batch, cut in any chunks
+    lazy_graphs: bool = False  # when first needed, not at the start
     graph_start_s: Seconds = 60.0  # of the start for capturing; those left when first needed
     graph_bytes_max: NonNegative = 2 << 30  # of the device's memory
 
