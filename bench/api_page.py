@@ -21,13 +21,14 @@ import msgspec
 
 from actors.gateway.access import Access, Level
 from actors.gateway.openapi import OPERATIONS, Operation, document
-from messages import anthropic, native, openai, responses
+from messages import anthropic, native, openai, responses, vectors
 
 REFUSING = (
     openai.Unsupported,
     responses.UnsupportedResponses,
     anthropic.Refusals,
     native.Lacking,
+    vectors.VectorsUnsupported,
 )
 IGNORED = ("ignored", "taken, and not used")
 STATUSES = ("required", "honoured", "ignored", "**refused**")
@@ -42,8 +43,9 @@ Types are strict: no `"10"` for 10, no `true` for 1. `null` means "not given". A
 in these tables is ignored, since clients send their vendor's extras to every server. A field
 marked **refused** is one that would change the answer and that this server does not have: any
 value but a neutral one (`null`, `false`, `[]`) is an error 400 that names it. What a table does not
-say is in [api/openai.md](api/openai.md), [api/anthropic.md](api/anthropic.md),
-[api/ollama.md](api/ollama.md) and [api/native.md](api/native.md).
+say is in [api/openai.md](api/openai.md), [api/vectors.md](api/vectors.md) (embeddings, scores,
+rankings), [api/anthropic.md](api/anthropic.md), [api/ollama.md](api/ollama.md) and
+[api/native.md](api/native.md).
 
 Errors are `{"error": {"message", "type", "param", "code"}}`, in the other dialects as these have
 them. Once a stream has begun, an error is its last event. Every answer has an `x-request-id`,

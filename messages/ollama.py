@@ -11,7 +11,16 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from messages.openai import NOT_GIVEN, Int64, Penalty, Repetition, Temperature, TopLogprobs, Unit
+from messages.openai import (
+    NOT_GIVEN,
+    Int64,
+    Penalty,
+    Positive,
+    Repetition,
+    Temperature,
+    TopLogprobs,
+    Unit,
+)
 
 AnyInt = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
@@ -81,6 +90,40 @@ class GenerateBody(Common, kw_only=True, frozen=True):
     context: msgspec.Raw = NOT_GIVEN
     images: msgspec.Raw = NOT_GIVEN
     suffix: msgspec.Raw = NOT_GIVEN
+
+
+class EmbedBody(msgspec.Struct, kw_only=True, frozen=True):
+    """POST /api/embed. Without an input it only asks for the model to be there."""
+
+    model: str
+    input: str | list[str] | None = None
+    truncate: bool | None = None  # an input that is too long keeps its last tokens; else refused
+    dimensions: Positive | None = None  # only with models whose config says that they may be cut
+    options: Options | None = None  # taken, and not used
+    keep_alive: msgspec.Raw = NOT_GIVEN  # taken, and not used: the model stays
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True, frozen=True):
+    """POST /api/embeddings, the older route: one text."""
+
+    model: str
+    prompt: str | None = None
+    options: Options | None = None  # taken, and not used
+    keep_alive: msgspec.Raw = NOT_GIVEN  # taken, and not used: the model stays
+
+
+class EmbedReply(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """Each of length 1."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+
+
+class EmbeddingsReply(msgspec.Struct, kw_only=True, frozen=True):
+    embedding: list[float]
 
 
 class ShowBody(msgspec.Struct, kw_only=True, frozen=True):

@@ -51,7 +51,8 @@ class Encode(Message, frozen=True):
     bad_words: tuple[str, ...] = ()  # become `sampling.bad_sequences`
     # Keep the last tokens of the prompt only. 0: as many as leave room for `max_tokens`. None: all.
     truncate_len: int | None = None
-    label_words: tuple[str, ...] = ()  # become `sampling.label_ids`; one token each
+    label_words: tuple[str, ...] = ()  # become `sampling.label_ids`: the token each begins with
+    param: str = ""  # what the client calls the prompt, for refusals; "": as completions and chats
 
 
 class Cancel(Message, frozen=True):

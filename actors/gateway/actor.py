@@ -171,6 +171,8 @@ class Gateway(Actor):
             parsers=parsers_of(self.config, dialect),
             defaults=dialect.defaults if self.config.sampling_defaults == "model" else Defaults(),
             context_len=self.facts.context_len,
+            hidden_len=self.facts.hidden_len,
+            vector_lens=self.facts.vector_lens,
         )
         context.gauge("histrio_streams_open", 0)  # what a life before this one had is gone
         self.ids = context.rng("call ids")

@@ -57,6 +57,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     truncate_len: int | None = None  # see `tokenizer.Encode`
     want_prompt_ids: bool = False
+    label_words: tuple[str, ...] = ()
+    param: str = ""  # what the client calls its prompts
 
     def variant(self, prompt: int) -> Variant:
         if self.variants:
@@ -162,4 +164,6 @@ def encode_of(
         measure=call.measure,
         bad_words=call.bad_words,
         truncate_len=call.truncate_len,
+        label_words=call.label_words,
+        param=call.param,
     )

@@ -25,6 +25,7 @@ from actors.tokenizer.prompt import (
     check_ids,
     check_sampling,
     cut,
+    labels,
     refuse,
     settle,
     spellings,
@@ -260,7 +261,7 @@ class Core:
 
     def encode(self, message: Encode) -> Prompt:
         """Raises Refused."""
-        param = "prompt" if message.chat is None else "messages"
+        param = message.param or ("prompt" if message.chat is None else "messages")
         context_len = self.facts.context_len
         check_sampling(message.sampling, self.facts.vocab_size)
         if message.grammar is not None:
@@ -288,6 +289,9 @@ class Core:
         if message.bad_words:
             bad_sequences = spellings(message.bad_words, self.vocab.encode)
             sampling = msgspec.structs.replace(sampling, bad_sequences=bad_sequences)
+        if message.label_words:
+            label_ids = labels(message.label_words, self.vocab.encode)
+            sampling = msgspec.structs.replace(sampling, label_ids=label_ids)
         skip_special = message.measure and message.stop.skip_special
         text = ""
         if message.want_prompt_text:

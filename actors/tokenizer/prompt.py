@@ -52,12 +52,13 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Refuses ids in `logit_bias` and `stop_token_ids` that the model has no row for."""
+    """Refuses ids in `logit_bias`, `stop_token_ids` and the like that the model has no row for."""
     biased = [token_id for token_id, _ in sampling.logit_bias]
     for ids, param in (
         (biased, "logit_bias"),
         (sampling.stop_ids, "stop_token_ids"),
         (sampling.allowed_ids, "allowed_token_ids"),
+        (sampling.label_ids, "label_token_ids"),
     ):
         for wrong in ids:
             if not 0 <= wrong < vocab_size:
@@ -86,6 +87,15 @@ def spellings(
             if ids:
                 found[ids] = None
     return tuple(found)
+
+
+def labels(words: Sequence[str], encode: Callable[..., list[int]]) -> tuple[int, ...]:
+    """The id that each word begins with. Raises Refused where that does not tell them apart."""
+    found = tuple(next(iter(encode(word, add_special=False)), -1) for word in words)
+    if -1 in found or len(set(found)) < len(found):
+        told = " and ".join(repr(word) for word in words)
+        raise refuse(f"The tokens of this model do not tell {told} apart.")
+    return found
 
 
 def settle(sampling: Sampling, prompt_len: int, context_len: int, param: str) -> Sampling:

@@ -274,3 +274,10 @@ def test_the_first_delta_of_an_attempt_says_what_the_prompt_cost() -> None:
         assert deltas[-1].usage == Usage(5, len(IDS))
     (only,) = play(output(), IDS[:1], [1], **LENGTH)
     assert only.usage == Usage(5, len(IDS)), "an end says all"
+
+
+def test_a_vector_goes_on_with_the_end() -> None:
+    out = output()
+    ended = out.take(tail(0, IDS[:1], vector=b"\0\0\x80?", **LENGTH))
+    assert ended is not None and ended.vector == b"\0\0\x80?"
+    assert ended.finish is FinishReason.LENGTH

@@ -16,6 +16,7 @@ from actors.gateway.actor import Gateway
 from actors.gateway.http import App
 from actors.runtime.context import Reply
 from actors.runtime.testkit import Cell
+from bench.sim.vectors import HIDDEN_LEN, vector_of
 from messages.base import Message
 from messages.config import GatewayConfig, ModelConfig, Paths
 from messages.gateway import Delta, Deltas, Encoded, Failed
@@ -49,6 +50,7 @@ FACTS = Facts(
     eos_ids=(2,),
     dtype="float32",
     device="cpu",
+    hidden_len=HIDDEN_LEN,
 )
 
 
@@ -137,7 +139,14 @@ class Back:
             else Usage(prompt_len)
             if not index
             else None,
+            vector=b"" if index else self.vector(encode, prompt_len),
         )
+
+    def vector(self, encode: Encode, prompt_len: int) -> bytes:
+        sampling = encode.sampling
+        if encode.label_words:
+            sampling = msgspec.structs.replace(sampling, label_ids=(1, 2))
+        return vector_of([(0, at, "") for at in range(prompt_len)], sampling)
 
 
 class Answered:

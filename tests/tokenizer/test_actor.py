@@ -304,6 +304,18 @@ def test_bad_words_become_ids_and_prompts_are_cut_where_asked(cell: Cell, vocab:
     assert len(unpack(submit.prompt)) == CONTEXT_LEN - 4
 
 
+def test_words_to_be_scored_become_ids(cell: Cell, vocab: Vocab) -> None:
+    cell.tell(encode(text="hello", label_words=("fox", "the")))
+    (submit,) = [message for _, message in cell.sent if isinstance(message, Submit)]
+    first = [vocab.encode(word, add_special=False)[0] for word in ("fox", "the")]
+    assert list(submit.sampling.label_ids) == first
+
+
+def test_a_refusal_calls_the_prompt_what_the_client_calls_it(cell: Cell) -> None:
+    cell.tell(encode(text="hello " * 2 * CONTEXT_LEN, param="input"))
+    assert problem_of(cell).param == "input"
+
+
 def test_a_prompt_that_is_measured_may_be_empty_or_too_long(cell: Cell, vocab: Vocab) -> None:
     long = "the fox " * CONTEXT_LEN
     fields: dict[str, Any] = {"forward": False, "measure": True, "want_prompt_ids": True}

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.tokenizer.prompt import Refused, check_chars, check_ids, check_sampling, settle
+from actors.tokenizer.prompt import (
+    Refused,
+    check_chars,
+    check_ids,
+    check_sampling,
+    labels,
+    settle,
+)
 from messages.types import Fault, Problem, Sampling
 
 
@@ -83,3 +90,22 @@ def test_ids_in_the_sampling_are_checked_too(sampling: Sampling, param: str) -> 
     with pytest.raises(Refused) as raised:
         check_sampling(sampling, 10)
     assert refusal(raised).param == param
+
+
+def test_words_stand_for_the_token_that_they_begin_with() -> None:
+    spelled = {"yes": [5, 6], "no": [7], "nope": [7, 8], "": []}
+
+    def encode(word: str, *, add_special: bool) -> list[int]:
+        assert not add_special
+        return spelled[word]
+
+    assert labels(("yes", "no"), encode) == (5, 7)
+    for wrong in (("no", "nope"), ("yes", "")):
+        with pytest.raises(Refused, match="apart"):
+            labels(wrong, encode)
+
+
+def test_label_ids_outside_the_vocabulary_are_refused() -> None:
+    with pytest.raises(Refused) as raised:
+        check_sampling(Sampling(label_ids=(3, 10)), 10)
+    assert refusal(raised).param == "label_token_ids"

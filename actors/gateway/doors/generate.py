@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from actors.gateway import anthropic, native, ollama, parsing, tokens
+from actors.gateway import anthropic, embeddings, native, ollama, parsing, scoring, tokens
 from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
@@ -34,6 +34,8 @@ DIALECTS: tuple[Dialect, ...] = (
     *native.DIALECTS,
     *parsing.DIALECTS,
     *tokens.DIALECTS,
+    *embeddings.DIALECTS,
+    *scoring.DIALECTS,
 )
 
 
