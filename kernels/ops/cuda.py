@@ -29,3 +29,12 @@ def cuda_ops(device: torch.device) -> Any:
     from kernels.ops.triton.ops import TritonOps
 
     return TritonOps(device)
+
+
+@OPS.register("cuda_fixed")
+def cuda_fixed_ops(device: torch.device) -> Any:
+    """`kernels.ops.triton.fixed_ops.FixedOps`. Raises OpsUnavailable with the reason."""
+    cuda_ops(device)
+    from kernels.ops.triton.fixed_ops import FixedOps
+
+    return FixedOps(device)
