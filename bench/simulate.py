@@ -4,13 +4,18 @@
 
 Each seed is one world: a deployment, clients and faults drawn from it (`bench/sim/`). `--hours` are
 simulated ones, divided among the seeds. A seed that fails is printed with the command that replays
-it and its last events; the exit status is then 1.
+it and its last events; the exit status is then 1. The summary counts each kind of fault and each
+thing that must be seen sometimes, and names what never was; `--json` adds it as one line.
+
+Needs no GPU and no torch: msgspec, anyio, starlette, structlog, uvicorn, pyzmq, jinja2, tokenizers,
+llguidance and numpy.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import json
 import multiprocessing
 import os
 import sys
@@ -21,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.sim.scenario import draw
+from bench.sim.scenario import COUNTED, SOMETIMES, draw
 from bench.sim.text import make_tokenizer
 from bench.sim.world import Broken, Result, run_world
 
@@ -37,8 +42,10 @@ class Failure(NamedTuple):
 
 def run_seed(seed: int, seconds: float, shuffles: bool, model: str) -> Result | Failure:
     """One world, in whatever process."""
+    begin_s = time.process_time()
     try:
-        return run_world(draw(seed, seconds, shuffles=shuffles), Path(model))
+        result = run_world(draw(seed, seconds, shuffles=shuffles), Path(model))
+        return result._replace(cpu_s=time.process_time() - begin_s)
     except Broken as broken:
         return Failure(seed, str(broken), broken.events)
 
@@ -79,7 +86,10 @@ def main(words: list[str]) -> int:
                 if arguments.stop:
                     break
             show_progress(results, failures, len(seeds), begin_s)
-    show_summary(results, failures, time.monotonic() - begin_s)
+    found = summarise(results, failures, time.monotonic() - begin_s, jobs)
+    show_summary(found)
+    if arguments.json:
+        print(json.dumps(found._asdict()))
     return 1 if failures else 0
 
 
@@ -105,6 +115,7 @@ def parse(words: list[str]) -> argparse.Namespace:
         "--chains", action="store_true", help="print each world's hash over all its events"
     )
     parser.add_argument("--stop", action="store_true", help="at the first seed that fails")
+    parser.add_argument("--json", action="store_true", help="the summary as one line, the last")
     arguments = parser.parse_args(words)
     if not arguments.hours > 0:
         parser.error("--hours must be positive")
@@ -144,30 +155,90 @@ def show_progress(
     print(f"\r{line}, {elapsed_s:.0f} s", end="\n" if done == count else "", file=sys.stderr)
 
 
-def show_summary(results: list[Result], failures: list[Failure], elapsed_s: float) -> None:
-    simulated_s = sum(result.simulated_s for result in results)
-    fired: Counter[str] = Counter()
+class Summary(NamedTuple):
+    """What came of all worlds together. Written as JSON with `--json`."""
+
+    worlds: int
+    failed: list[int]
+    simulated_h: float
+    elapsed_s: float
+    jobs: int
+    simulated_h_per_core_minute: float
+    requests: int
+    requests_per_hour: float  # simulated
+    faults_per_hour: float  # what somebody did; not the frames that a wire lost
+    streams_whole: int
+    checks: int
+    steps: int
+    deaths: int
+    refused: dict[str, int]  # ends other than the right one, by code
+    fired: dict[str, int]  # faults by kind
+    never_fired: list[str]
+    seen: dict[str, int]
+    never_seen: list[str]
+
+
+def summarise(
+    results: list[Result], failures: list[Failure], elapsed_s: float, jobs: int
+) -> Summary:
+    hours = sum(result.simulated_s for result in results) / 3600
+    cpu_s = sum(result.cpu_s for result in results)
     refused: Counter[str] = Counter()
+    fired: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for result in results:
-        fired += result.fired
         refused += result.refused
+        fired += result.fired
+        seen += result.seen
     requests = sum(result.request_count for result in results)
-    whole = sum(result.whole_count for result in results)
-    print(f"\nworlds            {len(results) + len(failures)}, {len(failures)} failed")
-    print(
-        f"simulated         {simulated_s / 3600:.2f} h in {elapsed_s:.0f} s, "
-        f"{simulated_s / max(elapsed_s, 1e-9):.0f} times real time"
+    done = sum(count for kind, count in fired.items() if not kind.startswith("frame "))
+    return Summary(
+        worlds=len(results) + len(failures),
+        failed=sorted(failure.seed for failure in failures),
+        simulated_h=round(hours, 3),
+        elapsed_s=round(elapsed_s, 1),
+        jobs=jobs,
+        simulated_h_per_core_minute=round(60 * hours / max(cpu_s, 1e-9), 3),
+        requests=requests,
+        requests_per_hour=round(requests / max(hours, 1e-9), 1),
+        faults_per_hour=round(done / max(hours, 1e-9), 1),
+        streams_whole=sum(result.whole_count for result in results),
+        checks=sum(result.check_count for result in results),
+        steps=sum(result.step_count for result in results),
+        deaths=sum(result.death_count for result in results),
+        refused=dict(refused.most_common()),
+        fired=dict(fired.most_common()),
+        never_fired=[kind for kind in COUNTED if not fired[kind]],
+        seen=dict(seen.most_common()),
+        never_seen=[what for what in SOMETIMES if not seen[what]],
     )
-    print(f"requests          {requests}, {whole} streams read to their right end")
-    print(f"checks            {sum(r.check_count for r in results)} of the whole house")
-    print(f"steps             {sum(r.step_count for r in results)} of the loop")
-    print(f"deaths of actors  {sum(r.death_count for r in results)}")
-    print(f"roots that gave up  {sum(r.gave_up for r in results)}")
-    print("ends other than the right one, by code")
-    for code, count in refused.most_common():
-        print(f"  {code:24} {count}")
-    print("faults")
-    for kind, count in fired.most_common():
-        print(f"  {kind:24} {count}")
-    if failures:
-        print(f"FAILED seeds: {' '.join(str(failure.seed) for failure in failures)}")
+
+
+def show_summary(found: Summary) -> None:
+    speed = found.simulated_h * 3600 / max(found.elapsed_s, 1e-9)
+    print(f"\nworlds            {found.worlds}, {len(found.failed)} failed")
+    print(
+        f"simulated         {found.simulated_h:.2f} h in {found.elapsed_s:.0f} s by {found.jobs} "
+        f"processes: {speed:.0f} times real time, "
+        f"{found.simulated_h_per_core_minute:.2f} h a core-minute"
+    )
+    print(
+        f"requests          {found.requests}, {found.requests_per_hour:.0f} an hour; "
+        f"{found.streams_whole} answers read to their right end"
+    )
+    print(f"checks            {found.checks} of the whole house")
+    print(f"steps             {found.steps} of the loop")
+    print(f"deaths of actors  {found.deaths}")
+    print(f"faults            {found.faults_per_hour:.0f} an hour, beside lost frames")
+    for title, counts, never in (
+        ("ends other than the right one, by code", found.refused, []),
+        ("faults", found.fired, found.never_fired),
+        ("seen sometimes", found.seen, found.never_seen),
+    ):
+        print(title)
+        for name, count in counts.items():
+            print(f"  {name:44} {count}")
+        for name in never:
+            print(f"  {name:44} NEVER")
+    if found.failed:
+        print(f"FAILED seeds: {' '.join(map(str, found.failed))}")

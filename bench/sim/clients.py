@@ -9,6 +9,7 @@ be without any trouble; a failure is a typed problem that explains itself.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,46 +17,22 @@ import msgspec
 from actors.gateway.actor import Gateway
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
-from actors.gateway.http import App
-from actors.vocab.vocab import Vocab
-from bench.sim.rooms import END
+from actors.runtime.life import Life
+from bench.sim.oracle import Right
 from bench.sim.scenario import Ask
-from messages.types import FinishReason, Problem, Sampling, StopRules, pack, unpack
+from bench.sim.site import Exchange, Lost
+from messages.types import (
+    Fault,
+    FinishReason,
+    Grammar,
+    Problem,
+    Sampling,
+    StopRules,
+    pack,
+    unpack,
+)
 
-
-class Right(NamedTuple):
-    """What one choice must come to."""
-
-    tokens: list[int]
-    text: str
-    finish: FinishReason
-    matched: str | int | None
-
-
-def right_of(ask: Ask, choice: int, vocab: Vocab) -> Right:
-    """A plain function of what was asked: no batch, page or crash in sight."""
-    tokens = ask.tokens(choice)
-    last = tokens[-1]
-    ends = set(ask.stop_ids) | (set() if ask.ignore_eos else {END})
-    spoken = tokens[:-1] if last in ends else tokens  # a stop id is no text
-    if ask.stop:
-        for count in range(1, len(spoken) + 1):
-            text = vocab.decode(spoken[:count])
-            if ask.stop in text:
-                return Right(
-                    tokens[:count], text[: text.index(ask.stop)], FinishReason.STOP, ask.stop
-                )
-    if last in ends:
-        return Right(tokens, vocab.decode(spoken), FinishReason.STOP, last)
-    return Right(tokens, vocab.decode(tokens), FinishReason.LENGTH, None)
-
-
-def with_stop(ask: Ask, vocab: Vocab, pick: float) -> Ask:
-    """Gives it a stop string that its own text meets, perhaps across two tokens."""
-    text = vocab.decode(ask.tokens(0)[: 1 + int(pick * ask.max_tokens)])
-    end = len(text)
-    stop = text[max(0, end - 1 - int(pick * 7) % 3) :]
-    return ask._replace(stop=stop) if stop and "\ufffd" not in stop else ask
+PATH = "/v1/completions"
 
 
 class Outcome(NamedTuple):
@@ -66,9 +43,10 @@ class Outcome(NamedTuple):
     begin_s: float  # of the last try
     end_s: float
 
-
-class Lost(Exception):
-    """The connection is gone: with its gateway."""
+    @property
+    def is_unserved(self) -> bool:
+        """There was nobody any more to ask."""
+        return not self.is_whole and self.problem is None
 
 
 class Client:
@@ -77,9 +55,14 @@ class Client:
     def __init__(self, ask: Ask, world: Any) -> None:
         self.ask = ask
         self.world = world
-        self.rights = [right_of(ask, i, world.vocab) for i in range(ask.choice_count)]
+        impossible = ask._replace(grammar=()) if ask.is_impossible else ask
+        self.rights = [world.oracle.right(impossible, i) for i in range(ask.choice_count)]
         self.tries = 0
         self.begin_s = 0.0
+        # Of one that comes back:
+        self.visits = 0
+        self.answer = Answer(self.rights)
+        self.was_at: Life | None = None
 
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -89,26 +72,31 @@ class Client:
             self.begin_s = loop.time()
             problem: Problem | None = None
             is_whole = False
+            life = await self.world.gateway(self.ask.front + self.tries - 1)
+            if life is None:
+                return Outcome(self.ask, False, None, self.tries, self.begin_s, loop.time())
             try:
-                gateway = await self.world.gateway()
-                if gateway is None:
-                    return Outcome(self.ask, False, None, self.tries, self.begin_s, loop.time())
-                by_http = self.ask.reader.startswith("http")
-                is_whole = await (self.by_http if by_http else self.by_call)(gateway)
+                is_whole = await self.way()(life)
             except Refused as refused:
                 problem = refused.problem
-                if await self.world.gateway_died_since(self.begin_s, problem):
+                if await self.world.gateway_died_since(life, self.begin_s, problem):
                     continue
             except Lost:
-                died = await self.world.gateway_died_since(self.begin_s, None)
+                died = await self.world.gateway_died_since(life, self.begin_s, None)
                 assert died, "a connection was dropped"
+                self.was_at = None
                 continue
             return Outcome(self.ask, is_whole, problem, self.tries, self.begin_s, loop.time())
 
+    def way(self) -> Callable[[Life], Awaitable[bool]]:
+        if not self.ask.reader.startswith("http"):
+            return self.by_call
+        return self.by_returning if self.ask.reader == "http returns" else self.by_http
+
     # As the Engine
 
-    async def by_call(self, gateway: Gateway) -> bool:
-        ask = self.ask
+    async def by_call(self, life: Life) -> bool:
+        ask, gateway = self.ask, gateway_of(life)
         call = Call(
             prompts=(Prompt(ids=pack(ask.prompt)),),
             choice_count=ask.choice_count,
@@ -118,9 +106,11 @@ class Client:
                 max_tokens=ask.max_tokens,
                 stop_ids=ask.stop_ids,
                 logprobs=0 if ask.logprobs else None,
+                frequency_penalty=0.5 if ask.penalised else 0.0,
             ),
             stop=StopRules(strings=(ask.stop,) if ask.stop else ()),
             namespace=ask.namespace,
+            grammar=Grammar(*ask.grammar) if ask.grammar else None,
         )
         suffix = f"~{ask.namespace}" if ask.namespace else ""
         stream = gateway.open(call, f"{ask.name}-{self.tries}{suffix}")
@@ -131,6 +121,8 @@ class Client:
                     got[row.choice].take(row)
                 count = sum(len(one.tokens) for one in got)
                 if ask.reader == "leaves" and count >= ask.after:
+                    stream.close()
+                    self.world.left(life, stream.call_id)
                     return False
                 if ask.reader == "slow":
                     await asyncio.sleep(ask.pause_s)
@@ -144,30 +136,115 @@ class Client:
 
     # As HTTP
 
-    async def by_http(self, gateway: Gateway) -> bool:
+    def body(self) -> bytes:
         ask = self.ask
         body: dict[str, Any] = {
-            "model": gateway.limits.model,
+            "model": "tiny",
             "prompt": list(ask.prompt),
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
             "n": ask.choice_count,
             "ignore_eos": ask.ignore_eos,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": ask.reader != "http whole",
         }
+        if ask.reader != "http whole":
+            body["stream_options"] = {"include_usage": True}
         if ask.stop:
             body["stop"] = [ask.stop]
         if ask.stop_ids:
             body["stop_token_ids"] = list(ask.stop_ids)
-        exchange = Exchange(self, msgspec.json.encode(body))
-        try:
-            await App(gateway)(exchange.scope, exchange.receive, exchange.send)
-        finally:
-            exchange.is_over = True
+        if ask.penalised:
+            body["frequency_penalty"] = 0.5
+        if ask.grammar:
+            kind, text = ask.grammar
+            names = {"regex": "regex", "choice": "guided_choice", "json_schema": "guided_json"}
+            body[names[kind]] = text if kind == "regex" else msgspec.Raw(text.encode())
+        return msgspec.json.encode(body)
+
+    async def by_http(self, life: Life) -> bool:
+        ask, site = self.ask, self.world.site(life)
+        name = f"{ask.name}-{self.tries}"
+        exchange = Exchange(
+            "POST",
+            PATH,
+            self.body(),
+            {"x-request-id": name},
+            pause_s=ask.pause_s if ask.reader == "http slow" else 0.0,
+            leaves_after=ask.after if ask.reader == "http leaves" else None,
+        )
+        call_ids: list[str] = []
+        exchange.on_leave = lambda: call_ids.extend(calls_named(gateway_of(life), name))
+        await site.serve(exchange)
         if exchange.has_left:
+            for call_id in call_ids:
+                self.world.left(life, call_id)
             return False
-        return exchange.judge()
+        answer = Answer(self.rights)
+        if ask.reader == "http whole":
+            answer.take_whole(exchange)
+        else:
+            answer.take(exchange)
+        if exchange.is_cut or not answer.is_over:
+            raise Lost
+        answer.assert_whole()
+        return True
+
+    async def by_returning(self, life: Life) -> bool:
+        """Cut again and again, by itself or by a dying gateway, it comes back for the rest, here or
+        elsewhere, and never gets a word twice."""
+        ask, world = self.ask, self.world
+        while True:
+            visit = self.visits
+            self.visits += 1
+            answer = self.answer
+            is_back = bool(answer.last_id)
+            leaves = visit <= ask.after % 3
+            headers = {"last-event-id": answer.last_id} if is_back else {"x-stream-resume": "1"}
+            by_get = is_back and visit % 3 == 1
+            exchange = Exchange(
+                "GET" if by_get else "POST",
+                f"/v1/streams/{answer.last_id.partition('.')[0]}" if by_get else PATH,
+                b"" if by_get else self.body(),
+                headers,
+                leaves_after=1 + ask.after % 5 if leaves else None,
+            )
+            await world.site(life).serve(exchange)
+            if by_get and exchange.status == 404:
+                continue  # nobody keeps it here; the next visit asks for it again
+            if is_back and exchange.status == 200:
+                self.count_return(life)
+            answer.take(exchange)
+            if answer.is_over:
+                answer.assert_whole()
+                return True
+            if not answer.last_id:  # nothing of it can be come back for
+                self.answer = Answer(self.rights)
+            if not exchange.has_left:
+                raise Lost
+            await asyncio.sleep(ask.pause_s)
+            found = await world.gateway(ask.front + visit)
+            if found is None:
+                return False
+            self.was_at, life = life, found
+
+    def count_return(self, life: Life) -> None:
+        world, before = self.world, self.was_at
+        if before is None:
+            world.seen["came back after its gateway died"] += 1
+        elif before.address.path == life.address.path:
+            world.seen["came back to its gateway"] += 1
+        else:
+            world.seen["came back to another gateway"] += 1
+
+
+def gateway_of(life: Life) -> Gateway:
+    assert isinstance(life.actor, Gateway)
+    return life.actor
+
+
+def calls_named(gateway: Gateway, name: str) -> list[str]:
+    calls = gateway.calls.items()
+    return [call_id for call_id, open_call in calls if name in open_call.stream.names]
 
 
 class Got:
@@ -210,94 +287,75 @@ class Got:
         assert self.text == self.right.text, f"{self.text!r} is not {self.right.text!r}"
 
 
-class Exchange:
-    """One HTTP request, at the level of ASGI."""
+class Answer:
+    """What one HTTP client has got, over all its connections."""
 
-    def __init__(self, client: Client, body: bytes) -> None:
-        self.client = client
-        self.status: int | None = None
-        self.body = b""
-        self.is_complete = False
-        self.is_cut = False
-        self.has_left = False
+    def __init__(self, rights: list[Right]) -> None:
+        self.rights = rights
+        self.texts = [""] * len(rights)
+        self.finishes: list[str | None] = [None] * len(rights)
+        self.usage: dict[str, Any] | None = None
+        self.last_id = ""
         self.is_over = False
-        self.inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        self.scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [(b"content-type", b"application/json")],
-            "query_string": b"",
-            "state": {"abort": self.abort},
-        }
 
-    def abort(self) -> None:
-        self.is_cut = True
-        self.inbox.put_nowait({"type": "http.disconnect"})
-
-    async def receive(self) -> Any:
-        return await self.inbox.get()
-
-    async def send(self, message: Any) -> None:
-        ask = self.client.ask
-        if message["type"] == "http.response.start":
-            assert self.status is None, "a second response"
-            self.status = message["status"]
+    def take(self, exchange: Exchange) -> None:
+        """The events of one connection. Raises Refused for a failure."""
+        if exchange.status != 200:
+            self.raise_refusal(exchange)
             return
-        assert self.status is not None and not self.is_complete, "bytes after the end"
-        self.body += message.get("body", b"")
-        if not message.get("more_body", False):
-            self.is_complete = True
-            self.inbox.put_nowait({"type": "http.disconnect"})
-            return
-        if ask.reader == "http slow":
-            await asyncio.sleep(ask.pause_s)
-        events = self.body.count(b"data: ")
-        if ask.reader == "http leaves" and events > ask.after and not self.has_left:
-            self.has_left = True
-            self.inbox.put_nowait({"type": "http.disconnect"})
-
-    def judge(self) -> bool:
-        """Whether the answer is whole. Raises Refused for a failure, Lost for a broken one."""
-        ask, rights = self.client.ask, self.client.rights
-        if self.status != 200:
-            if not self.is_complete:
-                raise Lost
-            raise Refused(problem_of(self.status or 0, msgspec.json.decode(self.body)["error"]))
-        texts = [""] * ask.choice_count
-        finishes: list[str | None] = [None] * ask.choice_count
-        usage = None
-        blocks = [block for block in self.body.split(b"\n\n") if block]
-        has_done = bool(blocks) and blocks[-1] == b"data: [DONE]"
-        for block in blocks:
-            data = block.removeprefix(b"data: ")
-            if data == b"[DONE]":
+        for event in exchange.events():
+            if event.data is None:
+                self.is_over = True
                 continue
-            event = msgspec.json.decode(data)
-            if "error" in event:
-                raise Refused(problem_of(503, event["error"]))
-            usage = event.get("usage") or usage
-            for choice in event["choices"]:
+            if "error" in event.data:
+                # A stream that has begun has no header left for it.
+                raise Refused(problem_of(503, event.data["error"], "0"))
+            self.last_id = event.id or self.last_id
+            self.usage = event.data.get("usage") or self.usage
+            for choice in event.data["choices"]:
                 index = choice["index"]
-                assert finishes[index] is None, "text after a finish"
-                texts[index] += choice["text"]
-                finishes[index] = choice["finish_reason"]
-        for text, right in zip(texts, rights, strict=True):
+                assert self.finishes[index] is None, "text after a finish"
+                self.texts[index] += choice["text"]
+                self.finishes[index] = choice["finish_reason"]
+        for text, right in zip(self.texts, self.rights, strict=True):
             assert right.text.startswith(text), f"{text!r} is not {right.text!r}"
-        if self.is_cut or not has_done:
-            raise Lost
-        assert texts == [right.text for right in rights]
-        assert finishes == [right.finish.value for right in rights], finishes
-        assert usage is not None, "no usage"
-        assert usage["completion_tokens"] == sum(len(right.tokens) for right in rights), usage
-        return True
+
+    def take_whole(self, exchange: Exchange) -> None:
+        """An answer that is no stream."""
+        if exchange.status != 200:
+            self.raise_refusal(exchange)
+            return
+        if not exchange.is_complete:
+            return
+        body = exchange.json()
+        self.texts = [choice["text"] for choice in body["choices"]]
+        self.finishes = [choice["finish_reason"] for choice in body["choices"]]
+        self.usage = body["usage"]
+        self.is_over = True
+
+    def raise_refusal(self, exchange: Exchange) -> None:
+        if exchange.status is None or not exchange.is_complete:
+            return  # it is lost
+        after = exchange.headers.get("retry-after")
+        raise Refused(problem_of(exchange.status, exchange.json()["error"], after))
+
+    def assert_whole(self) -> None:
+        rights = self.rights
+        assert self.texts == [right.text for right in rights], self.texts
+        assert self.finishes == [right.finish.value for right in rights], self.finishes
+        assert self.usage is not None, "no usage"
+        count = sum(len(right.tokens) for right in rights)
+        assert self.usage["completion_tokens"] == count, (self.usage, count)
 
 
-def problem_of(status: int, error: dict[str, Any]) -> Problem:
-    from messages.types import Fault
-
+def problem_of(status: int, error: dict[str, Any], retry_after: str | None) -> Problem:
     fault = {503: Fault.UNAVAILABLE, 400: Fault.INVALID}.get(status, Fault.INTERNAL)
     if error["code"] in ("overloaded", "queue_full"):
         fault = Fault.OVERLOADED
-    return Problem(fault=fault, message=error["message"], code=error["code"])
+    return Problem(
+        fault=fault,
+        message=error["message"],
+        param=error.get("param"),
+        code=error["code"],
+        retry_after_s=None if retry_after is None else float(retry_after),
+    )

@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from actors.gateway.actor import Gateway
 from actors.runtime.clock import rng_for
 from actors.runtime.codec import kind_of
+from actors.runtime.life import Life
 from actors.runtime.node import Node
 from bench.sim.house import House
 from bench.sim.rooms import Pace
@@ -41,6 +43,9 @@ SITES = (
     "Entries",
     "Exited",
 )
+
+
+STUCK_S = 30.0  # how long a forward that hangs may trouble others, its watch included
 
 
 class Injector:
@@ -86,6 +91,7 @@ class Injector:
         self.site = None
         self.loop_of = None
         self.pace.factor = 1.0
+        self.pace.is_stuck = False
         self.wire.trouble.heal()
         self.house.launches_to_fail = self.house.launches_to_break = 0
         for name in self.house.alive():
@@ -131,6 +137,12 @@ class Injector:
                     trouble.cut[pair[1], pair[0]] = until_s
             case "slow device":
                 self.pace.factor = rng.choice((1.0, 10.0, 100.0))
+            case "forward hangs":
+                self.pace.is_stuck = True
+                until_s += STUCK_S
+            case "restart asked for":
+                if not self.restart():
+                    return
             case "launch fails":
                 house.launches_to_fail = rng.randint(1, 2)
                 return
@@ -155,12 +167,7 @@ class Injector:
 
     def crash(self) -> bool:
         """A bug in some actor: it is restarted in place."""
-        lives = [
-            life
-            for node in self.nodes()
-            for life in node.lives.values()
-            if not self.house.is_stopped(node.name)
-        ]
+        lives = self.lives()
         if not lives:
             return False
         life = self.rng.choice(lives)
@@ -169,6 +176,29 @@ class Injector:
         self.tell(f"crash of {life.address} in {life.state}")
         life.crash(RuntimeError("a simulated bug"))
         return True
+
+    def restart(self) -> bool:
+        """An operator asks some gateway for a new life of any actor: a rolling restart, one by
+        one."""
+        gateways = [life for life in self.lives() if isinstance(life.actor, Gateway)]
+        running = [life for life in gateways if life.state is State.RUNNING]
+        if not running:
+            return False
+        gateway = self.rng.choice(running).actor
+        assert isinstance(gateway, Gateway)
+        path = self.rng.choice(sorted(row.path for row in gateway.actor_rows()))
+        self.tell(f"restart of {path} asked for")
+        if any(life.actor.calls for life in gateways if isinstance(life.actor, Gateway)):
+            self.pace.seen["a restart was asked for with streams open"] += 1
+        return gateway.ask_restart(path)
+
+    def lives(self) -> list[Life]:
+        return [
+            life
+            for node in self.nodes()
+            for life in node.lives.values()
+            if not self.house.is_stopped(node.name)
+        ]
 
     # Sites
 
@@ -190,7 +220,9 @@ class Injector:
             self.tell(f"kill again {name}")
 
     def _at_site(self, node: Node, body: Any, *, is_before: bool) -> None:
-        if self.site is None or self.site[2] is not is_before or kind_of(body) != self.site[0]:
+        if self.site is None or self.site[2] is not is_before:
+            return
+        if kind_of(body) != self.site[0]:
             return
         kind, left, _ = self.site
         if left > 0:

@@ -26,6 +26,8 @@ from bench.sim.wire import SimTransport, Wire
 from messages.system import Cause, NodeBoot, Reason
 
 SIGKILL = 9
+SPARE_AFTER_S = 1.0
+SPARE_LAUNCH_S = 0.01
 FIRST_PID = 1000
 MAIN = "main"
 
@@ -59,6 +61,7 @@ class SimProcess:
         self, boot: NodeBoot, transport: SimTransport, pid: int, house: House, life: str
     ) -> None:
         self.pid = pid
+        self.context = transport.context
         self.life = life
         self.boot = boot
         self.endpoint = transport.endpoint
@@ -68,6 +71,7 @@ class SimProcess:
         self.exited: asyncio.Future[Reason] = loop.create_future()
         self.node = Node(boot, transport=transport, log=house.log)
         self.node.pid = pid
+        house.born(self.node)
 
     async def run(self, started: asyncio.Future[None]) -> None:
         await self.node.start()
@@ -106,6 +110,8 @@ class House:
         log: Any,
         before: Callable[..., None],
         after: Callable[..., None],
+        born: Callable[[Node], None],
+        spares: bool = False,
     ) -> None:
         self.run = "simulation"
         self.run_dir = ""
@@ -117,6 +123,8 @@ class House:
         self.launch_s = launch_s
         self.before = before
         self.after = after
+        self.born = born  # told of each new node, before it starts
+        self.spares = spares
         self.processes: dict[str, SimProcess] = {}  # the last life of each
         self.fired: Counter[str] = Counter()
         self.launch_count = 0
@@ -124,6 +132,7 @@ class House:
         self.launches_to_break = 0  # die while their actors start
         self.main: SimTransport | None = None
         self._rng = rng_for(seed, "processes")
+        self._spare_s: dict[str, float] = {}  # since when a node has a process in reserve
         self._stopped: dict[str, deque[events.Handle]] = {}  # by life
         loop.holds = self._holds
 
@@ -150,7 +159,7 @@ class House:
     async def launch(self, boot: NodeBoot) -> Launched:
         """A new process: it takes a while to be there, and may never be."""
         self.launch_count += 1
-        await asyncio.sleep(self.launch_s * (0.5 + self._rng.random()))
+        await asyncio.sleep(self._launch_time(boot.name) * (0.5 + self._rng.random()))
         if self.launches_to_fail > 0:
             self.launches_to_fail -= 1
             self.fired["launch failed"] += 1
@@ -175,6 +184,17 @@ class House:
             self.launches_to_break -= 1
             self.loop.call_later(self._rng.uniform(0, 0.2), self._break, process)
         return process
+
+    def _launch_time(self, name: str) -> float:
+        """A process in reserve is there at once. The next one is made a while after."""
+        now_s = self.loop.time()
+        ready_s = self._spare_s.get(name)
+        if self.spares:
+            self._spare_s[name] = now_s + 2 * self.launch_s + SPARE_AFTER_S
+        if ready_s is None or ready_s > now_s:
+            return self.launch_s
+        self.fired["a spare was used"] += 1
+        return SPARE_LAUNCH_S
 
     def _break(self, process: SimProcess) -> None:
         if not process.exited.done():
@@ -224,6 +244,11 @@ class House:
             return False
         held.append(handle)
         return True
+
+    def context(self, name: str) -> contextvars.Context:
+        """Where what belongs to a node runs: so that it stands still when that does."""
+        process = self.processes.get(name)
+        return contextvars.copy_context() if process is None else process.context
 
     def node(self, name: str) -> Node | None:
         """The node of a living process other than the root's."""

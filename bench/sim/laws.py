@@ -11,6 +11,7 @@ from typing import Any
 from actors.gateway.actor import Gateway
 from actors.runtime.life import Life
 from actors.runtime.node import Node
+from bench.sim.site import SimSite
 from messages.system import State
 
 
@@ -32,14 +33,35 @@ def check_always(system: Any, nodes: list[Node]) -> None:
         leaf = system.leaves[path]
         born = life.address.incarnation
         assert born <= leaf.incarnation, f"{life.address} was never ordered"
-    gateway, scheduler = lives.get("gateway"), lives.get("replica/scheduler")
-    if gateway is None or scheduler is None or scheduler.state is State.STARTING:
+    scheduler = lives.get("replica/scheduler")
+    if scheduler is None or scheduler.state is State.STARTING:
         return
-    records = gateway.actor.ledger.records  # type: ignore[attr-defined]
-    for name, request in scheduler.actor.schedule.live.items():  # type: ignore[attr-defined]
-        record = records.get(name)
-        if record is not None:
-            assert request.attempt <= record.attempt, f"{name}: attempt {request.attempt} runs"
+    live = scheduler.actor.schedule.live  # type: ignore[attr-defined]
+    for gateway in gateways_of(lives):
+        for name, record in gateway.ledger.records.items():
+            request = live.get(name)
+            if request is not None:
+                assert request.attempt <= record.attempt, f"{name}: attempt {request.attempt} runs"
+
+
+def gateways_of(lives: dict[str, Life]) -> list[Gateway]:
+    return [life.actor for life in lives.values() if isinstance(life.actor, Gateway)]
+
+
+def what_is_left_of(call_id: str, nodes: list[Node]) -> list[str]:
+    """Where the requests of a call are still known."""
+    lives = lives_of(nodes)
+    found = [
+        f"{name} is {record.stage.value} in the gateway"
+        for gateway in gateways_of(lives)
+        for name, record in gateway.ledger.records.items()
+        if record.call_id == call_id
+    ]
+    scheduler = lives.get("replica/scheduler")
+    if scheduler is not None and hasattr(scheduler.actor, "schedule"):
+        live = scheduler.actor.schedule.live
+        found += [f"{name} runs" for name in live if name.rpartition(".")[0] == call_id]
+    return found
 
 
 def open_things(system: Any, nodes: list[Node]) -> list[str]:
@@ -59,6 +81,21 @@ def open_things(system: Any, nodes: list[Node]) -> list[str]:
             found.append(f"{node.name}: {len(node.questions)} questions")
         if node.host.kept:
             found.append(f"{node.name}: mailboxes kept for {list(node.host.kept)}")
+        found += [
+            f"{node.name}: {len(peer.waiting)} and {len(peer.held)} messages wait for {peer.name}"
+            for peer in node.peers._peers.values()
+            if peer.waiting or peer.held
+        ]
+        found += [
+            f"{node.name}: {list(starting)} start on {name}"
+            for name, starting in node.starting.items()
+            if starting
+        ]
+    found += [
+        f"the system's {table}: {list(getattr(system, table))}"
+        for table in ("_starting", "_ends", "_drains")
+        if getattr(system, table)
+    ]
     for path, life in lives.items():
         if len(life.mailbox) or life.mailbox.parked:
             found.append(f"{path}: {len(life.mailbox)} messages")
@@ -74,20 +111,26 @@ def open_things(system: Any, nodes: list[Node]) -> list[str]:
 
 def held_by(path: str, actor: Any) -> dict[str, int]:
     """What a room holds for requests."""
-    match path:
-        case "gateway":
-            assert isinstance(actor, Gateway)
-            return {
-                "calls": len(actor.calls),
-                "streams": len(actor.streams),
-                "records": len(actor.ledger),
-                "parts down": len(actor.down),
-            }
+    if isinstance(actor, Gateway):
+        site = actor.site
+        kept, exchanges = 0, 0
+        if isinstance(site, SimSite):
+            site.resumes.check()
+            kept, exchanges = len(site.resumes.kept), len(site.open)
+        return {
+            "streams kept": kept,
+            "exchanges": exchanges,
+            "calls": len(actor.calls),
+            "streams": len(actor.streams),
+            "records": len(actor.ledger),
+            "parts down": len(actor.down),
+        }
+    match path.rpartition("/")[2]:
         case "tokenizer":
             return {"prompts": len(actor.pending), "bytes": actor.pending_bytes}
         case "detokenizer":
             return {"outputs": len(actor.outputs)}
-        case "replica/scheduler" if hasattr(actor, "schedule"):
+        case "scheduler" if hasattr(actor, "schedule"):
             schedule = actor.schedule
             return {
                 "requests": len(schedule.live),
@@ -97,8 +140,14 @@ def held_by(path: str, actor: Any) -> dict[str, int]:
                 "retiring": len(schedule.retiring),
                 "questions to the cache": len(schedule.admission.asking),
                 "waiting": len(list(schedule.admission.waiting())),
+                "who waits behind another": len(schedule.admission._behind),
+                "who has pages": len(schedule.admission._holders),
+                "who waits for a grammar": len(actor.grammars),
+                "grammars asked for": len(actor.grammars._asked),
+                "messages to the cache": len(schedule.output.to_cache),
+                "steps to be sent": len(schedule.output.steps),
             }
-        case "replica/cache" if hasattr(actor, "ledger"):
+        case "cache" if hasattr(actor, "ledger"):
             counts = actor.ledger.counts()
             return {
                 "pages leased": counts.leased,
@@ -106,6 +155,10 @@ def held_by(path: str, actor: Any) -> dict[str, int]:
                 "leases": len(actor.ledger._leases),
                 "pages announced": len(actor.ledger._pending),
             }
-        case "replica/worker":
-            return {"steps": len(actor.steps)}
+        case "worker":
+            shadow = actor.shadow
+            guides = 0 if shadow.constrainer is None else len(shadow.constrainer.guides)
+            # A slot is emptied with the next step, and there may be none for a long while; but a
+            # matcher without a tenant is one too many.
+            return {"steps": len(actor.steps), "guides": max(0, guides - len(shadow.tenants))}
     return {}

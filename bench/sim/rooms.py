@@ -6,7 +6,8 @@ device that the world draws, and can be changed while it runs, as heat or a neig
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -14,7 +15,13 @@ import msgspec
 from actors import tree
 from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
-from bench.sim.shadow import ShadowWorker
+from actors.worker.watch import Watch
+from bench.sim.oracle import oracle_of
+from bench.sim.scenario import FRONTS, PLACES, Ask
+from bench.sim.shadow import ShadowWorker, is_penalised
+from bench.sim.text import END
+from kernels.batch import Constraint
+from kernels.constrain import BadGrammar
 from messages import scheduler, worker
 from messages.base import Address
 from messages.config import (
@@ -22,13 +29,13 @@ from messages.config import (
     Config,
     ModelConfig,
     Paths,
+    RuntimeConfig,
     SchedulerConfig,
     Section,
     WorkerConfig,
 )
 from messages.types import unpack
 
-END = 2  # of the tiny tokenizer
 FACTORY = "bench.sim.rooms:ShadowRoom"
 
 
@@ -38,14 +45,19 @@ class Device(Section, frozen=True):
     step_s: float = 0.02
     credits: int = 2
     vocab_size: int = 512
+    compile_s: float = 0.0  # for a grammar, beside the steps
     poison: int | None = None  # a token that the device dies of, where a prompt begins with it
 
 
 class Pace:
-    """How slow the devices of this world are just now. One for each world, by its seed."""
+    """How slow the devices of this world are just now, and what they have seen. One for each world,
+    by its seed."""
 
-    def __init__(self) -> None:
+    def __init__(self, asks: Mapping[str, Ask] | None = None) -> None:
         self.factor = 1.0
+        self.is_stuck = False  # the next forward never ends
+        self.asks = dict(asks or {})  # by name
+        self.seen: Counter[str] = Counter()
 
 
 paces: dict[int, Pace] = {}  # by the system's seed: an actor finds its world's by what it knows
@@ -53,6 +65,17 @@ paces: dict[int, Pace] = {}  # by the system's seed: an actor finds its world's 
 
 class Done(NamedTuple):
     """The forward of the oldest step is over."""
+
+
+class Look(NamedTuple):
+    """Look whether the forward goes on."""
+
+
+class Made(NamedTuple):
+    """A grammar is compiled, or refused."""
+
+    asker: Address
+    answer: scheduler.Compiled
 
 
 def namespace_of(request: str) -> str:
@@ -64,7 +87,7 @@ class ShadowRoom(Actor):
     """Executes steps one after the other."""
 
     accepts = worker.In
-    private: ClassVar[type] = Done
+    private: ClassVar[object] = Done | Look | Made
     mailbox = MailboxSpec(count_max=16)
 
     def __init__(
@@ -84,7 +107,11 @@ class ShadowRoom(Actor):
             context_len=model.context_len,
             eos_ids=(END,),
             namespace_of=namespace_of,
+            constrainer=oracle_of(model.path).constrainer(),
         )
+        self.watch = Watch(worker.hang_s)
+        self.is_stuck = False
+        self.known: set[str] = set()  # requests that have had a slot in this epoch
         self.steps: deque[tuple[worker.Step, Address]] = deque()
         self.epoch_come: int | None = None
 
@@ -103,19 +130,50 @@ class ShadowRoom(Actor):
         # A scheduler that is dead must not speak after its successor.
         assert message.epoch >= newest, f"epoch {message.epoch} after {newest}"
         if message.epoch != self.epoch_come and message.step != 1:
+            self.pace.seen["a stale step was left out"] += 1
             return  # as the real one: it waited in the mailbox of a life that crashed
+        if message.epoch != self.epoch_come:
+            self.known.clear()
         self.epoch_come = message.epoch
+        self.see(message)
         self.steps.append((message, self.context.sender))
         held = sum(step.epoch == message.epoch for step, _ in self.steps)
         assert held <= self.device.credits, f"{held} steps for {self.device.credits} credits"
         if len(self.steps) == 1:
+            self.context.start_timer("look", Look(), every_s=self.watch.look_s)
             self.begin()
 
     def on_compile(self, message: worker.Compile) -> None:
         assert self.context.sender is not None
-        self.context.ref(self.context.sender).tell(scheduler.Compiled(message.number))
+        grammar = message.grammar
+        constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
+        problem = ""
+        try:
+            assert self.shadow.constrainer is not None
+            self.shadow.constrainer.prepare(constraint)
+        except BadGrammar as error:
+            problem = str(error)
+        made = Made(self.context.sender, scheduler.Compiled(message.number, problem))
+        self.context.start_timer(f"grammar {message.number}", made, after_s=self.device.compile_s)
+
+    def on_made(self, message: Made) -> None:
+        self.context.ref(message.asker).tell(message.answer)
+
+    def progress(self) -> int:
+        """Stands still only where a forward is stuck, as the processor time of the real one."""
+        return 0 if self.is_stuck else int(self.context.now_s() * 1e6)
+
+    def on_look(self, message: Look) -> None:
+        quiet_s = self.watch.look(self.progress())
+        if quiet_s is not None:
+            self.pace.seen["a forward that hung was found"] += 1
+            self.context.hung(f"a forward made no progress for {quiet_s:g} s")
 
     def begin(self) -> None:
+        self.is_stuck, self.pace.is_stuck = self.pace.is_stuck, False
+        self.watch.begin(self.progress())
+        if self.is_stuck:
+            return
         after_s = self.device.step_s * (0.5 + self.rng.random()) * self.pace.factor
         self.context.start_timer("forward", Done(), after_s=after_s)
 
@@ -124,13 +182,45 @@ class ShadowRoom(Actor):
         self.context.ref(sender).tell(self.shadow.execute(step))
         if self.steps:
             self.begin()
+        else:
+            self.context.cancel_timer("look")
+
+    def see(self, step: worker.Step) -> None:
+        """Notes what a request resumes with."""
+        seen = self.pace.seen
+        for row in step.opened:
+            is_new = row.request not in self.known
+            self.known.add(row.request)
+            if row.cached_len:
+                seen["a prefix was found"] += 1
+            if len(row.tokens) // 4 == row.prompt_len or not is_new:
+                continue
+            seen["resumed after tokens"] += 1
+            seen["resumed with a grammar"] += row.grammar is not None
+            seen["resumed with penalties"] += is_penalised(row.sampling)
+            seen["resumed with log probabilities"] += row.sampling.logprobs is not None
+            seen["resumed a choice other than the first"] += row.sampling.choice > 0
+            seen["resumed from cached pages"] += row.cached_len > 0
+            ask = self.pace.asks.get(row.request.partition("-")[0])
+            seen["resumed with a stop string"] += ask is not None and bool(ask.stop)
 
 
 def build(
-    config: Config, device: Device, places: dict[str, str], restarts_max: int
+    config: Config, device: Device, placement: str, restarts_max: int
 ) -> tuple[spec.Supervisor, tuple[spec.Node, ...]]:
-    """The real tree, with the shadow in the worker's place and each actor where `places` says."""
-    root, _ = tree.build(config)
+    """The real tree, with the shadow in the worker's place and each actor where `placement` says.
+    No gateway listens."""
+    count = FRONTS.get(placement)
+    if count is None:
+        places = PLACES[placement]
+        root, _ = tree.build(config)
+        names = dict.fromkeys(place for place in places.values() if place != "main")
+        nodes = tuple(spec.Node(name=name, kind=spec.NodeKind.PROCESS) for name in names)
+    else:
+        places = {}
+        runtime = RuntimeConfig(placement="processes", front_ends=count)
+        gateway = msgspec.structs.replace(config.gateway, http=True)
+        root, nodes = tree.build(msgspec.structs.replace(config, gateway=gateway, runtime=runtime))
 
     def placed(branch: spec.Supervisor) -> spec.Supervisor:
         children: list[spec.Child | spec.Supervisor] = []
@@ -138,17 +228,15 @@ def build(
             if isinstance(child, spec.Supervisor):
                 children.append(placed(child))
                 continue
-            changes: dict[str, object] = {"node": places.get(child.name, "main")}
+            changes: dict[str, object] = {"node": places.get(child.name, "main")} if places else {}
             if child.name == "worker":
                 changes |= {
                     "factory": FACTORY,
                     "arguments": {**child.arguments, "device": device},
                 }
+            if child.name == "gateway":
+                changes |= {"arguments": {**child.arguments, "gateway": config.gateway}}
             children.append(msgspec.structs.replace(child, **changes))
         return msgspec.structs.replace(branch, children=tuple(children), restarts_max=restarts_max)
 
-    names = dict.fromkeys(places.values())
-    nodes = tuple(
-        spec.Node(name=name, kind=spec.NodeKind.PROCESS) for name in names if name != "main"
-    )
     return placed(root), nodes

@@ -3,7 +3,8 @@
 It does not know how anything is run. Each stream of draws has a name of its own (shape, workload,
 faults; the wire and the loop have theirs), so that a change of one does not shift the others. Each
 seed draws its own rates (a swarm), since what a mean world does hardly ever, some world does all
-the time.
+the time. What was thought of later is drawn from a stream of its own (`enrich`), so that a seed
+which once found a bug can still be drawn as it was then.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import random
 from typing import NamedTuple
 
 from actors.runtime.clock import rng_for
-from bench.sim.rooms import END
 from bench.sim.shadow import CHOICE_STRIDE, continuation
-from bench.sim.text import VOCAB_SIZE
+from bench.sim.text import END, VOCAB_SIZE
 
 CONTEXT_LEN = 192
 
@@ -41,6 +41,8 @@ APART = {
     "worker": "worker",
 }
 PLACES = {"serve": SERVE, "engine": ENGINE, "apart": APART}
+# Several gateways on one port: the tree's own placement, by the number of front ends.
+FRONTS = {"two fronts": 2, "three fronts": 3}
 
 
 class Shape(NamedTuple):
@@ -63,6 +65,11 @@ class Shape(NamedTuple):
     restarts_max: int
     mailbox_max: int  # of front rooms; 0: as they are
     shuffles: bool  # the order of callbacks is the seed's as well
+    spares: bool = False  # a process in reserve for each: the second launch takes no time
+    compile_s: float = 0.0  # how long the worker takes for a grammar
+    grammar_timeout_s: float = 10.0
+    resume_s: float = 10.0  # how long a stream is kept for a client that was cut
+    resume_streams_max: int = 128
 
 
 class Ask(NamedTuple):
@@ -79,9 +86,13 @@ class Ask(NamedTuple):
     logprobs: bool
     choice_count: int
     namespace: str
-    reader: str  # plain | slow | stuck | leaves | http | http leaves | http slow
+    reader: str  # plain | slow | stuck | leaves | http [leaves | slow | whole | returns]
     after: int  # tokens until it is stuck or leaves
     pause_s: float  # of a slow one, between reads
+    front: int = 0  # which of several gateways it comes to first
+    penalised: bool = False
+    grammar: tuple[str, ...] = ()  # kind and text
+    is_impossible: bool = False  # its grammar is one that the worker refuses
 
     def tokens(self, choice: int) -> list[int]:
         """What it gets: a plain function of what it asks."""
@@ -108,6 +119,14 @@ class Menu(NamedTuple):
     repeat: float
 
 
+class Drain(NamedTuple):
+    """SIGTERM at the end of the world, with work under way."""
+
+    asks: tuple[Ask, ...]
+    after_s: float
+    grace_s: float
+
+
 class Scenario(NamedTuple):
     seed: int
     duration_s: float
@@ -115,6 +134,7 @@ class Scenario(NamedTuple):
     asks: tuple[Ask, ...]
     menu: Menu
     poison: int | None = None  # the worker dies of a prompt that begins with this token
+    drain: Drain | None = None
 
 
 FAULTS = (
@@ -132,13 +152,140 @@ FAULTS = (
     "killed in start",
     "crash loop",
 )
+MORE_FAULTS = ("restart asked for", "forward hangs")
+# What is counted when it happens, by whoever does it; all but the last three are in `Menu`.
+COUNTED = (
+    *(fault for fault in FAULTS if fault not in ("kill at a message", "launch fails")),
+    *MORE_FAULTS,
+    "kill before a message",
+    "kill after a message",
+    "killed again",
+    "launch failed",
+    "frame dropped",
+    "frame repeated",
+    "frame cut off",
+)
+# What must be seen sometimes, over many worlds: a run in which one never is does not test it.
+SOMETIMES = (
+    "resumed after tokens",
+    "resumed with a grammar",
+    "resumed with penalties",
+    "resumed with log probabilities",
+    "resumed with a stop string",
+    "resumed a choice other than the first",
+    "resumed from cached pages",
+    "retracted",
+    "a prefix was found",
+    "came back to its gateway",
+    "came back to another gateway",
+    "came back after its gateway died",
+    "left, and its request ended in time",
+    "drained with whole answers",
+    "drained with a typed end",
+    "poison was given up",
+    "a grammar was refused",
+    "a forward that hung was found",
+    "a node that hung was killed",
+    "a restart was asked for with streams open",
+    "refused with Retry-After",
+    "a mailbox was full",
+    "a stale step was left out",
+    "a spare was used",
+    "the root gave up",
+)
+POISON = VOCAB_SIZE - 1
+GRAMMARS = (
+    ("regex", "[a-f0-9]{4,40}"),
+    ("regex", "(yes|no)( and (yes|no)){0,8}"),
+    ("choice", '["heads", "tails", "neither of the two"]'),
+    ("json_schema", '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},'
+     '"required":["a","b"],"additionalProperties":false}'),
+)  # fmt: skip
+IMPOSSIBLE = ("regex", "[z&&a]x(")
 
 
-def draw(seed: int, duration_s: float, *, shuffles: bool = False) -> Scenario:
+def draw(seed: int, duration_s: float, *, shuffles: bool = False, is_rich: bool = True) -> Scenario:
+    """`is_rich`: with what `enrich` adds."""
     shape = draw_shape(rng_for(seed, "shape"), shuffles)
     asks = draw_asks(rng_for(seed, "workload"), duration_s, shape)
     menu = draw_menu(rng_for(seed, "menu"))
-    return Scenario(seed, duration_s, shape, asks, menu)
+    scenario = Scenario(seed, duration_s, shape, asks, menu)
+    return enrich(scenario, rng_for(seed, "more")) if is_rich else scenario
+
+
+def enrich(scenario: Scenario, rng: random.Random) -> Scenario:
+    shape = scenario.shape
+    # Most worlds need no more than one heartbeat a second, which leaves the time to others.
+    heartbeat_s = rng.choice((shape.heartbeat_s, 1.0, 1.0))
+    placement = rng.choice((shape.placement, shape.placement, *FRONTS))
+    shape = shape._replace(
+        placement=placement,
+        heartbeat_s=heartbeat_s,
+        hang_s=8 * heartbeat_s,
+        spares=rng.random() < 0.5,
+        compile_s=rng.choice((0.0, 0.01, 0.3, 4.0)),
+        grammar_timeout_s=rng.choice((2.0, 10.0, 10.0)),
+        resume_s=rng.choice((1.0, 10.0, 30.0)),
+        resume_streams_max=rng.choice((1, 128, 128)),
+    )
+    weights = scenario.menu.weights | {
+        fault: rng.choice((0.0, 0.0, 1.0, 3.0)) for fault in MORE_FAULTS
+    }
+    asks = tuple(enrich_ask(ask, rng) for ask in scenario.asks)
+    poison = None
+    if rng.random() < 0.2 and asks:
+        poison = POISON
+        guilty = rng.sample(range(len(asks)), min(len(asks), rng.choice((1, 1, 2))))
+        asks = tuple(
+            poisoned(ask) if index in guilty else without(POISON, ask)
+            for index, ask in enumerate(asks)
+        )
+    drain = None
+    if rng.random() < 0.4 and asks:
+        chosen = [rng.choice(asks) for _ in range(rng.randint(1, 12))]
+        drain = Drain(
+            tuple(
+                without(POISON, ask)._replace(name=f"late{i}", at_s=rng.uniform(0, 3.0))
+                for i, ask in enumerate(chosen)
+            ),
+            after_s=rng.uniform(0.5, 3.0),
+            grace_s=rng.choice((1.0, 20.0, 60.0)),
+        )
+    return scenario._replace(
+        shape=shape,
+        asks=asks,
+        menu=scenario.menu._replace(weights=weights),
+        poison=poison,
+        drain=drain,
+    )
+
+
+def enrich_ask(ask: Ask, rng: random.Random) -> Ask:
+    ask = ask._replace(front=rng.randrange(6), penalised=rng.random() < 0.2)
+    if ask.reader.startswith("http"):
+        reader = rng.choice((ask.reader, ask.reader, "http whole", "http returns", "http returns"))
+        ask = ask._replace(reader=reader)
+    if rng.random() < 0.15 and not ask.stop_ids:
+        ask = ask._replace(grammar=rng.choice(GRAMMARS), ignore_eos=False)
+    elif rng.random() < 0.02:
+        ask = ask._replace(grammar=IMPOSSIBLE, is_impossible=True, stop_ids=(), ignore_eos=False)
+    return ask
+
+
+def without(token: int, ask: Ask) -> Ask:
+    """The same with another beginning, where it begins with `token`."""
+    return ask._replace(prompt=(3, *ask.prompt[1:])) if ask.prompt[0] == token else ask
+
+
+def poisoned(ask: Ask) -> Ask:
+    """What the worker dies of. It stays to hear so."""
+    return ask._replace(
+        prompt=(POISON, *ask.prompt[1:]),
+        reader="http" if ask.reader.startswith("http") else "plain",
+        grammar=(),
+        is_impossible=False,
+        choice_count=1,
+    )
 
 
 def draw_shape(rng: random.Random, shuffles: bool) -> Shape:

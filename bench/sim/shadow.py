@@ -3,7 +3,9 @@
 It does not know actors or time. Each slot of its KV holds (token, position, namespace) instead of
 keys and values, and the next token is a hash of what is really found through the page table. A
 wrong page, an early eviction, a stale slot or a reused page changes the output, which
-`continuation` gives as a plain function of the prompt.
+`continuation` gives as a plain function of the prompt. Where a penalty is asked for, what was
+generated before is hashed as well; where a grammar is, the hash picks among what the real matcher
+allows: so a state that was rebuilt wrongly for a resumed request shows too.
 
 It also asserts what the step protocol promises: counts past the known tokens, pages that are
 missing, and writes to a page that another sequence reads, are errors of the scheduler.
@@ -13,30 +15,57 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
 
 from bench.sim.vectors import HIDDEN_LEN, vector_of
-from messages.types import Logprob, pack, unpack
+from kernels.batch import Constraint
+from kernels.constrain import Constrainer, Masks
+from messages.types import Logprob, Sampling, pack, unpack
 from messages.worker import Facts, Row, Step, StepDone, StepFailed, Vector
 
 Cell = tuple[int, int, str]  # token, position, namespace
 CHOICE_STRIDE = 1_000_003
 
 
-def next_token(cells: Iterable[Cell], seed: int, vocab_size: int) -> int:
-    """What the model says after `cells`."""
-    digest = hashlib.blake2b(repr((seed, list(cells))).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % vocab_size
+def next_token(
+    cells: Iterable[Cell],
+    seed: int,
+    vocab_size: int,
+    said: Sequence[int] | None = None,
+    allowed: Sequence[int] | None = None,
+) -> int:
+    """What the model says after `cells`. `said`: the generated tokens, where a penalty counts
+    them. `allowed`: at least one id, in order; None: all."""
+    heard: tuple[object, ...] = (seed, list(cells))
+    if said is not None:
+        heard += (sorted(Counter(said).items()),)
+    digest = hashlib.blake2b(repr(heard).encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little")
+    return number % vocab_size if allowed is None else allowed[number % len(allowed)]
+
+
+def is_penalised(sampling: Sampling) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
 def continuation(
-    prompt: list[int], count: int, *, namespace: str = "", seed: int = 0, vocab_size: int = 64
+    prompt: list[int],
+    count: int,
+    *,
+    namespace: str = "",
+    seed: int = 0,
+    vocab_size: int = 64,
+    penalised: bool = False,
 ) -> list[int]:
     """`count` tokens after `prompt`, with no page, batch or cache in sight."""
     tokens = list(prompt)
     for _ in range(count):
         cells = [(token, position, namespace) for position, token in enumerate(tokens)]
-        tokens.append(next_token(cells, seed, vocab_size))
+        said = tokens[len(prompt) :] if penalised else None
+        tokens.append(next_token(cells, seed, vocab_size, said))
     return tokens[len(prompt) :]
 
 
@@ -51,8 +80,9 @@ class Tenant:
         self.logprobs = row.sampling.logprobs
         self.tokens = list(unpack(row.tokens))
         self.prompt_len = row.prompt_len
-        self.sampling = row.sampling
+        self.penalised = is_penalised(row.sampling)
         self.pages = list(unpack(row.pages))
+        self.sampling = row.sampling
         self.computed_len = row.cached_len
         self.is_spoiled = False
 
@@ -69,6 +99,7 @@ class ShadowWorker:
         context_len: int = 4096,
         eos_ids: tuple[int, ...] = (),
         namespace_of: Callable[[str], str] = lambda request: "",
+        constrainer: Constrainer | None = None,
     ) -> None:
         self.facts = Facts(
             model="shadow",
@@ -82,6 +113,7 @@ class ShadowWorker:
             hidden_len=HIDDEN_LEN,
         )
         self.namespace_of = namespace_of
+        self.constrainer = constrainer
         self.cells: list[Cell | None] = [None] * (page_count * page_size)
         self.tenants: dict[int, Tenant] = {}
         self.epoch: int | None = None
@@ -95,7 +127,7 @@ class ShadowWorker:
         `spoiled` come to nothing, as for logits that are not numbers."""
         if step.epoch != self.epoch:
             self.epoch = step.epoch
-            self.tenants.clear()
+            self._forget_all()
             self.step = 0
         self.step += 1
         assert step.step == self.step, f"step {step.step} instead of {self.step}"
@@ -120,7 +152,7 @@ class ShadowWorker:
                 if len(tenant.tokens) == tenant.prompt_len:
                     values = vector_of(self._read(tenant), tenant.sampling)
                     vectors += [Vector(slot, values)] if values else []
-                token = next_token(self._read(tenant), tenant.seed, self.facts.vocab_size)
+                token = self._sample(slot, tenant)
                 tenant.tokens.append(token)
                 done_slots.append(slot)
                 tokens.append(token)
@@ -144,22 +176,44 @@ class ShadowWorker:
         """The step's changes are applied, but nothing is computed; `slots` are at fault."""
         if step.epoch != self.epoch:
             self.epoch = step.epoch
-            self.tenants.clear()
+            self._forget_all()
             self.step = 0
         self.step += 1
         self._apply(step)
         return StepFailed(step.epoch, step.step, pack(slots), "out of memory")
 
+    def _sample(self, slot: int, tenant: Tenant) -> int:
+        said = tenant.tokens[tenant.prompt_len :] if tenant.penalised else None
+        one = np.array([slot], np.int32)
+        masks = None if self.constrainer is None else self.constrainer.masks(one)
+        allowed = None if masks is None else ids_of(masks, self.facts.vocab_size)
+        cells = self._read(tenant)
+        token = next_token(cells, tenant.seed, self.facts.vocab_size, said, allowed)
+        if self.constrainer is not None:
+            self.constrainer.take(one, np.array([token], np.int32))
+        return token
+
+    def _forget_all(self) -> None:
+        self.tenants.clear()
+        if self.constrainer is not None:
+            self.constrainer.clear()
+
     def _apply(self, step: Step) -> None:
         for slot in unpack(step.closed):
             # Closed twice only when a step that closed it did not run.
             self.tenants.pop(slot, None)
+            if self.constrainer is not None:
+                self.constrainer.close(slot)
         for row in step.opened:
             assert row.slot not in self.tenants, f"slot {row.slot} has a tenant"
             assert 0 < row.prompt_len <= len(row.tokens) // 4
             assert row.cached_len < len(row.tokens) // 4, "nothing is left to compute"
             assert row.cached_len % self.facts.page_size == 0
-            self.tenants[row.slot] = Tenant(row, self.namespace_of(row.request))
+            tenant = self.tenants[row.slot] = Tenant(row, self.namespace_of(row.request))
+            if row.grammar is not None and self.constrainer is not None:
+                grammar = row.grammar
+                constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
+                self.constrainer.open(row.slot, constraint, tenant.tokens[tenant.prompt_len :])
         for slot, page in zip(unpack(step.grown_slots), unpack(step.grown_pages), strict=True):
             self.tenants[slot].pages.append(page)
 
@@ -190,3 +244,9 @@ class ShadowWorker:
             assert cell is not None, f"{tenant.request} reads what nobody wrote"
             cells.append(cell)
         return cells
+
+
+def ids_of(masks: Masks, vocab_size: int) -> list[int]:
+    """What the only row of a mask allows."""
+    assert not len(masks.broken), "a grammar gave out"
+    return [int(token) for token in np.flatnonzero(masks.allowed(vocab_size)[0])]

@@ -50,7 +50,7 @@ class Trouble:
 class Wire:
     """All pipes of one world."""
 
-    def __init__(self, seed: int, trouble: Trouble, tell: Callable[[str, str, str, bytes], None]):
+    def __init__(self, seed: int, trouble: Trouble, tell: Callable[[str, str, list[bytes]], None]):
         self.trouble = trouble
         self.fired: Counter[str] = Counter()
         self.transports: dict[str, SimTransport] = {}
@@ -87,7 +87,7 @@ class Wire:
         if target.is_closed:
             return
         if parts:
-            self._tell(name.decode(), target.identity.node, "", b"".join(parts))
+            self._tell(name.decode(), target.identity.node, parts)
         target.take(name, parts)
 
 

@@ -48,7 +48,7 @@ def test_a_world_keeps_its_laws(seed: int, model: Path) -> None:
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
-    run_world(draw(seed, FOUND[seed]), model)
+    run_world(draw(seed, FOUND[seed], is_rich=False), model)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_world_is_the_same_in_every_process() -> None:
 @pytest.mark.parametrize("seed", range(300, 306))
 def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -> None:
     """However many others are in flight with it, and are thrown back by its deaths."""
-    drawn = draw(seed, 60.0)
+    drawn = draw(seed, 60.0, is_rich=False)
     shape = drawn.shape._replace(
         restarts_max=5, queued_max=64, mailbox_max=0, launch_s=0.05, placement="engine"
     )

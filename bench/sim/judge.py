@@ -1,0 +1,117 @@
+"""This file judges what clients of a simulated world got: whether one that has less than all had a
+reason for it, and whether what a client left behind came to its end in time.
+
+It does not know how faults are made: only when there was trouble, and who died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.gateway.record import LOSSES_MAX
+from actors.runtime.life import Life
+from bench.sim import laws
+from bench.sim.clients import Outcome
+from messages.system import Cause
+from messages.types import Fault
+
+PATIENCE_S = 30.0  # a part may go on dying of its trouble for a while: back-off, launch, start
+LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
+LEFT_STEPS = 6
+
+
+class Judge:
+    def __init__(self, world: Any) -> None:
+        self.world = world
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Raises AssertionError where nothing explains it."""
+        ask, problem, world = outcome.ask, outcome.problem, self.world
+        where = f"{ask.name} ({ask.reader})"
+        if outcome.is_whole:
+            assert not ask.is_impossible, f"{where} fits a grammar that nothing fits"
+            assert ask.prompt[0] != world.scenario.poison, f"{where} outlived its poison"
+            return
+        if problem is None and ask.reader.endswith("leaves"):
+            return
+        if world.gave_up is not None:
+            return
+        assert problem is not None, f"{where} has no end"
+        shape = world.scenario.shape
+        match problem.code:
+            case "stream_cut":
+                assert ask.reader in ("stuck", "slow", "http slow"), f"{where} was cut"
+            case "interrupted":
+                waited_s = outcome.end_s - outcome.begin_s
+                recover_s = world.recover_s
+                assert waited_s >= recover_s, f"{where} given up after {waited_s:g} s"
+                calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
+                is_late = calm_s > recover_s + PATIENCE_S
+                assert not is_late, f"{where} given up {calm_s:g} s after all trouble"
+            case "repeatedly_interrupted":
+                deaths = self.deaths(outcome.begin_s, outcome.end_s)
+                assert len(deaths) >= LOSSES_MAX, f"{where} was blamed for {deaths}"
+                if ask.prompt[0] == world.scenario.poison:
+                    world.seen["poison was given up"] += 1
+            case "invalid_grammar":
+                assert ask.is_impossible, f"{where}: {problem.message}"
+                world.seen["a grammar was refused"] += 1
+            case "grammar_timeout":
+                calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
+                is_slow = shape.compile_s > shape.grammar_timeout_s
+                is_troubled = calm_s <= shape.grammar_timeout_s + PATIENCE_S
+                assert ask.grammar and (is_slow or is_troubled), f"{where}: {problem.message}"
+            case _:
+                assert problem.fault is Fault.OVERLOADED, f"{where}: {problem}"
+                self.overload(outcome, where)
+
+    def overload(self, outcome: Outcome, where: str) -> None:
+        shape, problem = self.world.scenario.shape, outcome.problem
+        assert problem is not None
+        is_told = problem.retry_after_s is not None
+        assert is_told, f"{where} is not told when to try again: {problem}"
+        self.world.seen["refused with Retry-After"] += 1
+        others = sum(
+            other.begin_s <= outcome.end_s and other.end_s >= outcome.begin_s
+            for other in self.world.outcomes
+        )
+        is_full = shape.mailbox_max or others * 3 > shape.queued_max
+        assert is_full, f"{where}: {problem.message}"
+
+    def deaths(self, begin_s: float, end_s: float) -> set[float]:
+        """When something died that a request may be blamed for. What dies together counts once."""
+        return {
+            round(at_s, 3)
+            for at_s, path, reason in self.world.deaths
+            if begin_s <= at_s <= end_s and path != "metrics" and reason.cause is not Cause.STOPPED
+        }
+
+    def trouble_before(self, at_s: float) -> float:
+        """When the last thing that went wrong before was over."""
+        ends = [until_s for when, until_s in self.world.injector.troubles if when <= at_s]
+        ends += [when for when, _, _ in self.world.deaths if when <= at_s]
+        return max(ends, default=0.0)
+
+    async def see_off(self, life: Life, call_id: str) -> None:
+        """A client has left. Its call is over at once; what ran for it, soon."""
+        world, loop = self.world, asyncio.get_running_loop()
+        left_s = loop.time()
+        if not life.is_dead and not world.house.is_stopped(life.address.node):
+            calls, records = life.actor.calls, life.actor.ledger.records  # type: ignore[attr-defined]
+            assert call_id not in calls, f"{call_id} is open, and its client has left"
+            running = [
+                name
+                for name, record in records.items()
+                if record.call_id == call_id and record.stage.value != "cancelled"
+            ]
+            assert not running, f"{running} go on, and their client has left"
+        shape = world.scenario.shape
+        step_s = shape.step_s * world.pace.factor
+        await asyncio.sleep(LEFT_S + LEFT_STEPS * step_s)
+        troubled = self.trouble_before(loop.time()) > left_s - LEFT_S or world.pace.factor > 1.0
+        if troubled or shape.mailbox_max or world.gave_up is not None:
+            return  # a cancel may have been lost, and is waited for then: peace looks after it
+        left = laws.what_is_left_of(call_id, world.nodes())
+        assert not left, f"{left}, {loop.time() - left_s:g} s after their client has left"
+        world.seen["left, and its request ended in time"] += 1

@@ -1,0 +1,99 @@
+"""This file says what each client must get: a plain function of what it asks.
+
+No batch, page, step, crash or message is in sight. Text comes from the vocabulary itself, and
+constrained tokens from a matcher that sees the whole answer from its first token on.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.vocab.vocab import Vocab
+from bench.sim.scenario import Ask
+from bench.sim.shadow import CHOICE_STRIDE, ids_of, next_token
+from bench.sim.text import END, VOCAB_SIZE
+from kernels.batch import Constraint
+from kernels.constrain import Constrainer, Engine, TokenTable, load_engine
+from messages.types import FinishReason
+
+
+class Right(NamedTuple):
+    """What one choice must come to."""
+
+    tokens: list[int]
+    text: str
+    finish: FinishReason
+    matched: str | int | None
+
+
+class Oracle:
+    """Of one vocabulary. Shared by all worlds of a process: nothing in it changes."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.table = TokenTable(
+            pieces=vocab.token_bytes,
+            special=vocab.special,
+            eos_ids=(END,),
+            vocab_size=VOCAB_SIZE,
+        )
+        self.engine: Engine = load_engine("llguidance", self.table)
+
+    def constrainer(self) -> Constrainer:
+        """A worker's, with no slot taken."""
+        return Constrainer(self.engine, self.table)
+
+    def tokens(self, ask: Ask, choice: int) -> list[int]:
+        """Up to the limit, or to a token that ends it."""
+        ends = set(ask.stop_ids) | (set() if ask.ignore_eos else {END})
+        seed = ask.seed + CHOICE_STRIDE * choice
+        tokens = list(ask.prompt)
+        prompt_len = len(tokens)
+        constrainer = self.constrainer()
+        if ask.grammar:
+            constrainer.open(0, Constraint(*ask.grammar), ())
+        slot = np.array([0], np.int32)
+        while len(tokens) - prompt_len < ask.max_tokens:
+            cells = [(token, position, ask.namespace) for position, token in enumerate(tokens)]
+            masks = constrainer.masks(slot)
+            allowed = None if masks is None else ids_of(masks, VOCAB_SIZE)
+            said = tokens[prompt_len:] if ask.penalised else None
+            token = next_token(cells, seed, VOCAB_SIZE, said, allowed)
+            tokens.append(token)
+            constrainer.take(slot, np.array([token], np.int32))
+            if token in ends:
+                break
+        return tokens[prompt_len:]
+
+    def right(self, ask: Ask, choice: int) -> Right:
+        tokens = self.tokens(ask, choice)
+        last = tokens[-1]
+        ends = set(ask.stop_ids) | (set() if ask.ignore_eos else {END})
+        spoken = tokens[:-1] if last in ends else tokens  # a stop id is no text
+        decode = self.vocab.decode
+        if ask.stop:
+            for count in range(1, len(spoken) + 1):
+                text = decode(spoken[:count])
+                if ask.stop in text:
+                    text = text[: text.index(ask.stop)]
+                    return Right(tokens[:count], text, FinishReason.STOP, ask.stop)
+        if last in ends:
+            return Right(tokens, decode(spoken), FinishReason.STOP, last)
+        return Right(tokens, decode(tokens), FinishReason.LENGTH, None)
+
+    def with_stop(self, ask: Ask, pick: float) -> Ask:
+        """Gives it a stop string that its own text meets, perhaps across two tokens."""
+        tokens = self.tokens(ask, 0)
+        text = self.vocab.decode(tokens[: 1 + int(pick * ask.max_tokens)])
+        end = len(text)
+        stop = text[max(0, end - 1 - int(pick * 7) % 3) :]
+        return ask._replace(stop=stop) if stop and "\ufffd" not in stop else ask
+
+
+@functools.cache
+def oracle_of(path: str) -> Oracle:
+    return Oracle(Vocab.load(Path(path)))
