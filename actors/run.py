@@ -261,24 +261,25 @@ async def either(one: asyncio.Future[Any], other: asyncio.Future[Any]) -> None:
 def signals() -> Iterator[asyncio.Future[int]]:
     """The first SIGINT or SIGTERM completes the future; the second ends the process at once.
 
-    Children die with their parent, so nothing needs to be told to them.
+    Children die with their parent, so nothing needs to be told to them. The handlers stay: whoever
+    calls this ends the process soon after, and until its very end a second signal means the same.
+    (Those of a loop would be taken back with it, and leave the system's default.)
     """
     loop = asyncio.get_running_loop()
     first: asyncio.Future[int] = loop.create_future()
+    is_told = False
 
-    def arrived(number: int) -> None:
-        if first.done():
+    def arrived(number: int, frame: object) -> None:
+        nonlocal is_told
+        if is_told:
             os._exit(128 + number)
-        first.set_result(number)
+        is_told = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to drain
+            loop.call_soon_threadsafe(first.set_result, number)
 
-    both = (signal.SIGINT, signal.SIGTERM)
-    for number in both:
-        loop.add_signal_handler(number, arrived, number)
-    try:
-        yield first
-    finally:
-        for number in both:
-            loop.remove_signal_handler(number)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, arrived)
+    yield first
 
 
 def explained(reason: Reason) -> str:

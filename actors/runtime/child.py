@@ -146,7 +146,9 @@ def load_ahead(preload: Preload, ready_fd: int) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:])
     tie_to_parent(life_fd)
+    # Both are for the parent, which drains; a service manager may send them to all processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     import asyncio
     import importlib

@@ -106,7 +106,7 @@ class ChildProcess:
             self._kill_group()
 
     def terminate(self) -> None:
-        """Asks the child to end (SIGTERM); it may take its time or refuse."""
+        """Asks the child to end (SIGTERM); it may take its time, or refuse, as a node does."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 self._popen.terminate()

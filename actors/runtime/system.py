@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import structlog
@@ -441,9 +442,10 @@ def preloads_of(tree: spec.Supervisor, nodes: tuple[spec.Node, ...]) -> dict[str
     return {name: Preload(tuple(found), prepares.get(name, ())) for name, found in modules.items()}
 
 
-def run(main: Coroutine[Any, Any, int]) -> int:
-    """Runs a program whose result is an exit code; threads that are stuck don't hold up the end."""
+def run(main: Coroutine[Any, Any, int]) -> NoReturn:
+    """Runs a program whose result is an exit code, and ends the process with it: neither do stuck
+    threads hold up the end, nor does the interpreter take back signal handlers on its way out."""
     code = asyncio.run(main)
-    if code:
-        os._exit(code)
-    return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
