@@ -1,7 +1,8 @@
 """This file holds what one call has brought and its reader has not taken: rows, then an end.
 
 It does not know who reads, nor how a reader is woken; time is an argument. The bound on its bytes
-is its owner's to enforce: `push` says how much waits.
+is its owner's to enforce: `push` says how much waits. Vectors are not counted: there is one for a
+prompt, and a step may bring those of a whole call at once.
 Laws: rows come out in the order in which they went in, all before the problem; nothing goes in
 after the end; the end is set once.
 """
@@ -28,7 +29,7 @@ class Outbox:
         if not self.rows:
             self.unread_since_s = now_s
         self.rows.append(row)
-        self.bytes_len += ROW_BYTES + len(row.delta.text) + len(row.delta.vector)
+        self.bytes_len += ROW_BYTES + len(row.delta.text)
         for token in row.delta.logprobs:
             self.bytes_len += ROW_BYTES * (1 + len(token.best))
         return self.bytes_len

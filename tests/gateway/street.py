@@ -64,6 +64,7 @@ class Back:
         self.cancelled: list[str] = []
         self.mute = False
         self.paused = False
+        self.vector_bytes = 0  # how long a vector is at least
 
     def pump(self) -> bool:
         """One step: answers what was sent, and gives each running request a token."""
@@ -146,7 +147,8 @@ class Back:
         sampling = encode.sampling
         if encode.label_words:
             sampling = msgspec.structs.replace(sampling, label_ids=(1, 2))
-        return vector_of([(0, at, "") for at in range(prompt_len)], sampling)
+        values = vector_of([(0, at, "") for at in range(prompt_len)], sampling)
+        return values.ljust(self.vector_bytes, b"\0") if values else b""
 
 
 class Answered:

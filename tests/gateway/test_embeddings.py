@@ -188,6 +188,15 @@ async def test_a_client_gets_its_vectors() -> None:
     street.assert_idle()
 
 
+async def test_the_vectors_of_a_whole_call_may_come_at_once_however_large_they_are() -> None:
+    street = Street(stream_bytes_max=10_000)
+    street.back.vector_bytes = 4 * 4096
+    got = await ask(street, "/v1/embeddings", input=["one"] * 50)
+    assert got.status == 200
+    assert [len(row["embedding"]) for row in got.json()["data"]] == [4096] * 50
+    street.assert_idle()
+
+
 async def test_an_input_that_is_too_long_is_refused_as_such() -> None:
     street = Street()
     got = await ask(street, "/v1/embeddings", input=["one", "x " * 70])

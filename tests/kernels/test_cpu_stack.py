@@ -101,6 +101,7 @@ class Stepper:
         )
         total = int(counts.sum())
         ids = torch.randint(0, 200, (total,), generator=generator(total))
+        self.hidden = torch.full((len(sampled), self.model.config.hidden_len), torch.nan)
         return self.model.forward(
             ids,
             torch.cat(positions).int(),
@@ -108,6 +109,7 @@ class Stepper:
             self.kv,
             self.attention,
             torch.tensor(sampled, dtype=torch.int64),
+            self.hidden,
         )
 
 
@@ -141,6 +143,7 @@ def test_one_call_has_the_bits_of_operator_by_operator(
             got, want = fused.step(rows, sampled), apart.step(rows, sampled)
             assert got.shape == (len(sampled), 200) and got.isfinite().all()
             assert torch.equal(got, want), (rows, sampled)
+            assert torch.equal(fused.hidden, apart.hidden) and fused.hidden.isfinite().all()
     for pair, other in zip(fused.kv.layers, apart.kv.layers, strict=True):
         for got_pool, want_pool in zip(pair, other, strict=True):
             assert torch.equal(got_pool.nan_to_num(7.0), want_pool.nan_to_num(7.0))
