@@ -254,6 +254,7 @@ class Got:
         self.right = client.rights[choice]
         self.prompt_len = len(client.ask.prompt)
         self.wants_logprobs = client.ask.logprobs
+        self.is_constrained = bool(client.ask.grammar)
         self.tokens: list[int] = []
         self.text = ""
         self.finish: FinishReason | None = None
@@ -268,9 +269,12 @@ class Got:
         assert self.tokens == right.tokens[: len(self.tokens)], "other tokens than alone"
         assert right.text.startswith(self.text), f"{self.text!r} is not {right.text!r}"
         if self.wants_logprobs and new:
-            told = [(entry.token_id, entry.logprob) for entry in delta.logprobs]
             first = self.prompt_len + delta.index + 1
-            assert told == [(token, -(first + i)) for i, token in enumerate(new)], told
+            for i, (token, entry) in enumerate(zip(new, delta.logprobs, strict=True)):
+                assert entry.token_id == token, f"{entry.token_id}, not {token}"
+                # The probability of what is forced is 1.
+                is_forced = self.is_constrained and entry.logprob == 0.0
+                assert is_forced or entry.logprob == -(first + i), entry
         self.finish = delta.finish
         if delta.finish is not None:
             assert delta.finish is right.finish, f"{delta.finish}, not {right.finish}"

@@ -110,6 +110,7 @@ class ShadowRoom(Actor):
             constrainer=oracle_of(model.path).constrainer(),
         )
         self.watch = Watch(worker.hang_s)
+        self.jumped_count = 0
         self.is_stuck = False
         self.known: set[str] = set()  # requests that have had a slot in this epoch
         self.steps: deque[tuple[worker.Step, Address]] = deque()
@@ -180,6 +181,8 @@ class ShadowRoom(Actor):
     def on_done(self, message: Done) -> None:
         step, sender = self.steps.popleft()
         self.context.ref(sender).tell(self.shadow.execute(step))
+        self.pace.seen["tokens were forced"] += self.shadow.jumped_count > self.jumped_count
+        self.jumped_count = self.shadow.jumped_count
         if self.steps:
             self.begin()
         else:

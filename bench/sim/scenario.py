@@ -174,6 +174,7 @@ SOMETIMES = (
     "resumed with a stop string",
     "resumed a choice other than the first",
     "resumed from cached pages",
+    "tokens were forced",
     "retracted",
     "a prefix was found",
     "came back to its gateway",

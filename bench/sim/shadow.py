@@ -119,6 +119,7 @@ class ShadowWorker:
         self.epoch: int | None = None
         self.step = 0
         self.computed_count = 0  # tokens, over all steps
+        self.jumped_count = 0  # tokens that grammars forced
         self.row_counts: list[int] = []  # of each step
         self.token_counts: list[int] = []
 
@@ -158,6 +159,7 @@ class ShadowWorker:
                 tokens.append(token)
                 wants = tenant.logprobs is not None
                 logprobs.append(Logprob(token, -len(tenant.tokens)) if wants else None)
+        jumped_slots, jumped_tokens = self._jump(done_slots)
         self.row_counts.append(len(slots))
         self.token_counts.append(sum(counts))
         return StepDone(
@@ -169,6 +171,8 @@ class ShadowWorker:
             elapsed_us=1,
             failed=pack(failed),
             detail="not a number" if failed else "",
+            jumped_slots=jumped_slots.tobytes(),
+            jumped_tokens=jumped_tokens.tobytes(),
             vectors=tuple(vectors),
         )
 
@@ -192,6 +196,24 @@ class ShadowWorker:
         if self.constrainer is not None:
             self.constrainer.take(one, np.array([token], np.int32))
         return token
+
+    def _jump(self, slots: array[int]) -> tuple[array[int], array[int]]:
+        """Appends what grammars force behind the sampled tokens, as far as there are pages."""
+        jumped_slots, jumped_tokens = array("i"), array("i")
+        if self.constrainer is None:
+            return jumped_slots, jumped_tokens
+        rooms = [self._room(self.tenants[slot]) for slot in slots]
+        found = self.constrainer.jump(np.array(slots, np.int32), np.array(rooms, np.int32))
+        for slot, token in zip(*(column.tolist() for column in found), strict=True):
+            self.tenants[slot].tokens.append(token)
+            jumped_slots.append(slot)
+            jumped_tokens.append(token)
+        self.jumped_count += len(jumped_tokens)
+        return jumped_slots, jumped_tokens
+
+    def _room(self, tenant: Tenant) -> int:
+        placed = min(len(tenant.pages) * self.facts.page_size, self.facts.context_len)
+        return max(0, placed - len(tenant.tokens))
 
     def _forget_all(self) -> None:
         self.tenants.clear()
