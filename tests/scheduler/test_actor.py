@@ -201,14 +201,18 @@ def test_an_abort_at_any_moment_ends_it_once_and_frees_its_pages(moment: str) ->
     world.verify_idle()
 
 
-def test_an_abort_while_retracted_ends_it() -> None:
+@pytest.mark.parametrize("name", ["r4", "r5"])
+def test_an_abort_while_retracted_ends_it(name: str) -> None:
     world = tight_world()
     while world.scheduler.counters.get("histrio_retractions_total", 0) < 1:
         assert world.deliver()
-    victim, *_ = [r for r in world.scheduler_actor.schedule.live.values() if r.was_retracted]
-    world.cancel(victim.id)
+    # Five need a page for the same step. The last to come gives back three and then needs none
+    # itself, which leaves one of the others short: so the last but one goes with it.
+    live = world.scheduler_actor.schedule.live.values()
+    assert [r.id for r in live if r.was_retracted] == ["r4", "r5"]
+    world.cancel(name)
     finish(world)
-    assert world.clients[victim.id].finish is FinishReason.ABORT
+    assert world.clients[name].finish is FinishReason.ABORT
 
 
 def test_a_cancel_of_an_unknown_request_or_an_older_attempt_is_ignored() -> None:
