@@ -65,6 +65,7 @@ class Shape(NamedTuple):
     restarts_max: int
     mailbox_max: int  # of front rooms; 0: as they are
     shuffles: bool  # the order of callbacks is the seed's as well
+    waits: bool = False  # those rooms make who sends to them wait, instead of refusing
     spares: bool = False  # a process in reserve for each: the second launch takes no time
     compile_s: float = 0.0  # how long the worker takes for a grammar
     grammar_timeout_s: float = 10.0
@@ -224,6 +225,7 @@ def enrich(scenario: Scenario, rng: random.Random) -> Scenario:
         heartbeat_s=heartbeat_s,
         hang_s=8 * heartbeat_s,
         spares=rng.random() < 0.5,
+        waits=shape.mailbox_max > 0 and rng.random() < 0.6,
         compile_s=rng.choice((0.0, 0.01, 0.3, 4.0)),
         grammar_timeout_s=rng.choice((2.0, 10.0, 10.0)),
         resume_s=rng.choice((1.0, 10.0, 30.0)),

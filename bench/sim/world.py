@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from actors.detokenizer.actor import Detokenizer
 from actors.gateway.actor import Gateway
 from actors.router.actor import Router
 from actors.runtime.actor import MailboxSpec
 from actors.runtime.clock import rng_for
 from actors.runtime.life import Life
+from actors.runtime.mailbox import Full
 from actors.runtime.node import Node
 from actors.runtime.simloop import SimLoop
 from actors.runtime.system import System
@@ -201,6 +203,9 @@ class World:
                 life.mailbox.bounded_count == count,
                 f"{life.address} was given a message for {header.target}",
             )
+        if self.scenario.shape.waits:
+            with self.judged():
+                node.streams.check()
         self.injector.after(node, body)
         self.check_count += 1
         with self.judged():
@@ -325,13 +330,14 @@ class World:
 
     @contextlib.contextmanager
     def small_mailboxes(self) -> Iterator[None]:
-        count = self.scenario.shape.mailbox_max
-        front: tuple[Any, ...] = (Tokenizer, Router)
+        count, waits = self.scenario.shape.mailbox_max, self.scenario.shape.waits
+        front: tuple[Any, ...] = (Tokenizer, Router, *((Detokenizer,) if waits else ()))
         kept = [room.mailbox for room in front]
+        full = Full.WAIT if waits else Full.REJECT
         try:
             if count:
                 for room in front:
-                    room.mailbox = MailboxSpec(count_max=count)
+                    room.mailbox = MailboxSpec(count_max=count, full=full)
             yield
         finally:
             for room, mailbox in zip(front, kept, strict=True):
