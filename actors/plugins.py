@@ -19,6 +19,7 @@ SEAMS = (
     ("kernels.ops.base", "OPS"),
     ("kernels.attention.base", "ATTENTION"),
     ("kernels.constrain", "GRAMMARS"),
+    ("actors.processors.base", "PROCESSORS"),
     ("actors.vocab.pretokenize", "PRETOKENIZERS"),
     ("actors.scheduler.queue", "POLICIES"),
     ("actors.cache.evict", "EVICTIONS"),

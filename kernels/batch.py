@@ -5,9 +5,13 @@ the worker translates between the wire's form and this one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from kernels.processors.base import LogitsProcessor
 
 Ints = NDArray[np.int32]
 Singles = NDArray[np.float32]
@@ -41,6 +45,9 @@ class Sampling:
     prompt_logprobs: int | None = None
     want_vector: bool = False
     label_ids: tuple[int, ...] = ()
+
+    # What each of `messages.types.Sampling.processors` comes to.
+    processors: tuple[LogitsProcessor, ...] = ()
 
     @property
     def reads(self) -> bool:

@@ -60,6 +60,7 @@ from kernels.ops.base import KV_DTYPES, OPS, Ops, OpsUnavailable
 from kernels.ops.sampling import Sampled, prompt_logprobs, sample
 from kernels.ops.vectors import read_vectors, reading_rows
 from kernels.parts import run_in_parts
+from kernels.processors.base import process
 from kernels.quant.weight import BLOCK_FORMATS
 from kernels.registry import UnknownName
 from kernels.slots import FlatBatch, Slots
@@ -167,7 +168,10 @@ class Runner:
         tells = (asks & is_prompt).any() or any(
             row.sampling.prompt_logprobs is not None or row.sampling.reads for row in step.opened
         )
-        if guided or tells or any(row.constraint for row in step.opened):
+        processed = slots.columns.processed[step.slots].any() or any(
+            row.sampling.processors for row in step.opened
+        )
+        if guided or tells or processed or any(row.constraint for row in step.opened):
             # What a row may be depends on the token before, so that nothing can be launched ahead;
             # or more comes of it than the graphs give.
             steps.drain()
@@ -235,6 +239,7 @@ class Runner:
                 ]
                 vectors = read_vectors(logits, hidden, self.slots, batch.sampled_slots, reading)
                 self.constrain(logits, batch.sampled_slots)
+                problem = process(logits, self.slots, batch.sampled_slots)
                 sampled = self.sample(logits, batch.sampled_slots)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
@@ -251,7 +256,7 @@ class Runner:
         logprobs = sampled.logprobs
         if logprobs is not None:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
-        detail = NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
+        detail = problem or NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
         failed = np.concatenate((failed, gone))
         refused = self.refused(failed)
         told = [

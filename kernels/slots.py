@@ -15,11 +15,15 @@ within the pages; an empty slot holds nothing. A step that breaks a law is the s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kernels.batch import Ints, Sampling, SlotOpen, StepInput
+
+if TYPE_CHECKING:
+    from kernels.processors.base import LogitsProcessor
 
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -261,6 +265,8 @@ class SamplingColumns:
         self.allowed_ids: list[tuple[int, ...]] = [()] * slot_count
         self.bad_sequences: list[tuple[tuple[int, ...], ...]] = [()] * slot_count
         self.restricted = np.zeros(slot_count, np.bool_)  # by one of these two
+        self.processors: list[tuple[LogitsProcessor, ...]] = [()] * slot_count
+        self.processed = np.zeros(slot_count, np.bool_)  # whether there are any
         self.prompt_logprobs: list[int | None] = [None] * slot_count
         self.tells = np.zeros(slot_count, np.bool_)  # whether there are any
         self.label_ids: list[tuple[int, ...]] = [()] * slot_count
@@ -288,6 +294,8 @@ class SamplingColumns:
         self.bias_values[slot] = tuple(value for _, value in sampling.logit_bias)
         self.allowed_ids[slot] = sampling.allowed_ids
         self.bad_sequences[slot] = sampling.bad_sequences
+        self.processors[slot] = sampling.processors
+        self.processed[slot] = bool(sampling.processors)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         self.tells[slot] = sampling.prompt_logprobs is not None
         self.label_ids[slot] = sampling.label_ids
@@ -312,6 +320,7 @@ class SamplingColumns:
 
     def check(self, open_slots: Flags) -> None:
         assert self.plain[~open_slots].all(), "an empty slot has sampling parameters"
+        assert not self.processed[~open_slots].any(), "an empty slot has processors"
 
 
 GREEDY_BELOW = 1e-5  # a temperature that small leaves one token in float32 anyway

@@ -71,6 +71,7 @@ class TokenizerConfig(Section, frozen=True):
     queued_max: Positive = 4096
     chat_template: str = ""  # a file that replaces the model's
     chars_per_token_max: Positive = 64  # a longer prompt is refused before it is encoded
+    logits_processors: str = ""  # which of those installed a request may choose; between commas
 
 
 class SchedulerConfig(Section, frozen=True):

@@ -20,6 +20,7 @@ from messages.openai import (
     Int32,
     Int64,
     Penalty,
+    Processors,
     Repetition,
     Salt,
     Tool,
@@ -101,6 +102,7 @@ class GenerateBody(Lacking, kw_only=True, frozen=True):
     priority: Int32 | None = None
     cache_salt: Salt | None = None
     extra_key: Salt | None = None
+    logits_processors: Processors | None = None  # of every prompt; see api/openai.md
     log_metrics: msgspec.Raw = NOT_GIVEN  # taken, and not used
     no_logs: msgspec.Raw = NOT_GIVEN  # taken, and not used
     background: msgspec.Raw = NOT_GIVEN  # taken, and not used

@@ -50,7 +50,6 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
     custom_logit_processor: msgspec.Raw = NOT_GIVEN
-    logits_processors: msgspec.Raw = NOT_GIVEN
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -122,6 +121,17 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
     structural_tag: Any = None
 
 
+class ProcessorChoice(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A logits processor that the operator has installed and allowed, and its parameters: an
+    object."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+    params: msgspec.Raw = NOT_GIVEN
+
+
+Processors = Annotated[list[ProcessorChoice], msgspec.Meta(max_length=8)]
+
+
 class Generation(Constraints, kw_only=True, frozen=True):
     """What both routes take."""
 
@@ -147,6 +157,8 @@ class Generation(Constraints, kw_only=True, frozen=True):
     logit_bias: dict[str, Bias] | None = None
     allowed_token_ids: list[int] | None = None  # no others are chosen
     bad_words: list[str] | None = None  # texts that the answer shall not have
+    # At most 8, in this order; see api/openai.md.
+    logits_processors: Processors | None = None
     truncate_prompt_tokens: TopK | None = None  # keep the last of them; -1: as many as fit
     best_of: int | None = None  # completions: the `n` most likely of so many
     return_token_ids: bool | None = None

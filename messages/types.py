@@ -47,6 +47,14 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class ProcessorCall(Part, frozen=True):
+    """One of the logits processors that the operator allows. `params`: JSON, checked by the
+    tokenizer (`actors/processors`)."""
+
+    name: str
+    params: bytes = b""
+
+
 class Sampling(Part, frozen=True):
     """How to choose the tokens of one sequence. Validated at the gateway (`messages/openai.py`)."""
 
@@ -74,6 +82,7 @@ class Sampling(Part, frozen=True):
     # of the bare logits. At most one of the two, and `max_tokens` is 1.
     want_vector: bool = False
     label_ids: tuple[int, ...] = ()
+    processors: tuple[ProcessorCall, ...] = ()  # in this order
 
 
 class Grammar(Part, frozen=True):

@@ -113,6 +113,7 @@ RULES: tuple[Rule, ...] = (
             "msgspec",
             *ROOM_MESSAGES,
             "actors.runtime",
+            "actors.processors",
             "actors.vocab",
             "actors.worker",
             "kernels",
@@ -137,6 +138,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("actors/gateway/*", ("msgspec", "messages", "actors.gateway"), PURE),
     # What tokenizer and detokenizer know in common: a library, not a room (nobody lives there).
+    Rule("actors/processors/*", ("msgspec", "actors.processors"), PURE),
     Rule("actors/vocab/*", ("msgspec", "tokenizers", "actors.vocab"), PURE | {"os", "mmap"}),
     # Files that need a library of their trade.
     Rule("actors/tokenizer/sandbox.py", ("jinja2", "markupsafe"), PURE),
@@ -151,13 +153,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "actors/*tokenizer/actor.py",
-        ("msgspec", *ROOM_MESSAGES, "actors.runtime", "actors.{room}", "actors.vocab"),
+        (
+            "msgspec",
+            *ROOM_MESSAGES,
+            "actors.processors",
+            "actors.runtime",
+            "actors.{room}",
+            "actors.vocab",
+        ),
         STDLIB,
         NOT_ROOMS,
     ),
     Rule(
         "actors/*tokenizer/*",
-        ("msgspec", *ROOM_MESSAGES, "actors.{room}", "actors.vocab"),
+        ("msgspec", *ROOM_MESSAGES, "actors.processors", "actors.{room}", "actors.vocab"),
         PURE,
         NOT_ROOMS,
     ),

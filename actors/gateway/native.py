@@ -17,7 +17,7 @@ from actors.gateway.call import Call, Variant
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
 from actors.gateway.native_replies import Asked, GenerateStream, GenerateWriter
-from actors.gateway.openai import Ask, Limits, ask_completion, decode
+from actors.gateway.openai import Ask, Limits, ask_completion, decode, unsupported
 from messages.native import GenerateBody, Lacking, SamplingParams
 from messages.openai import CompletionBody
 
@@ -84,7 +84,7 @@ def read_generate(
 def check_lacking(given: GenerateBody) -> None:
     for name in Lacking.__struct_fields__:
         if bytes(getattr(given, name)) not in NOTHING:
-            raise invalid(f"`{name}` is not supported.", name)
+            raise unsupported(name)
 
 
 def read_prompts(given: GenerateBody, limits: Limits) -> tuple[Sequence[str | list[int]], bool]:
@@ -179,6 +179,7 @@ def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[],
         logprobs=item.logprobs,
         prompt_logprobs=None if item.start_len is None else item.logprobs,
         cache_salt="\x00".join(salts) or None,
+        logits_processors=given.logits_processors,
     )
     try:
         return ask_completion(completion, limits, draw)

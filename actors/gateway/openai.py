@@ -29,7 +29,16 @@ from messages.openai import (
     Unsupported,
 )
 from messages.tokenizer import Defaults
-from messages.types import Fault, Grammar, Problem, Sampling, StopPattern, StopRules, pack
+from messages.types import (
+    Fault,
+    Grammar,
+    Problem,
+    ProcessorCall,
+    Sampling,
+    StopPattern,
+    StopRules,
+    pack,
+)
 
 COMPLETION_MAX_TOKENS = 16
 # One bias entry costs the sampler a write in each step: enough for whole scripts, not for a
@@ -45,6 +54,10 @@ NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
     "suffix": frozenset({b'""'}),
     "modalities": frozenset({b'["text"]', b'[ "text" ]'}),
     "function_call": frozenset({b'"none"'}),
+}
+UNSUPPORTED: Mapping[str, str] = {
+    "custom_logit_processor": " It holds code, and code that comes with a request is never run;"
+    " `logits_processors` names those that are installed here.",
 }
 B = TypeVar("B")
 N = TypeVar("N", int, float)
@@ -272,7 +285,12 @@ def check_unsupported(body: Unsupported) -> None:
         value = bytes(raw)
         if value in NEUTRAL or value in NEUTRAL_OF.get(name, ()):
             continue
-        raise invalid(f"`{name}` is not supported.", name)
+        raise unsupported(name)
+
+
+def unsupported(name: str) -> Refused:
+    why = UNSUPPORTED.get(name, "")
+    return invalid(f"`{name}` is not supported.{why}", name)
 
 
 def check_constrained(body: Generation, grammar: Grammar | None) -> None:
@@ -370,6 +388,10 @@ def read_sampling(
         max_tokens=max_tokens,
         allowed_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         prompt_logprobs=read_prompt_logprobs(body),
+        processors=tuple(
+            ProcessorCall(choice.name, bytes(choice.params))
+            for choice in body.logits_processors or ()
+        ),
     )
 
 

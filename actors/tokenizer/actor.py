@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.processors.base import allowed_of
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
 from actors.tokenizer.chat import BadTemplate, ChatTemplates
 from actors.tokenizer.dialect import defaults_of, dialect_of
 from actors.tokenizer.grammar import check_grammar
+from actors.tokenizer.processors import check_processors
 from actors.tokenizer.prompt import (
     Refused,
     check_chars,
@@ -258,6 +260,10 @@ class Core:
         self.defaults = defaults
         self.facts = facts
         self.chars_max = facts.context_len * config.chars_per_token_max
+        self.processors = allowed_of(config.logits_processors)
+
+    def spell(self, text: str) -> list[int]:
+        return self.vocab.encode(text, add_special=False)
 
     def encode(self, message: Encode) -> Prompt:
         """Raises Refused."""
@@ -286,6 +292,9 @@ class Core:
         sampling = message.sampling
         if not message.measure:
             sampling = settle(sampling, len(ids), context_len, param)
+        if sampling.processors:
+            calls = check_processors(sampling.processors, self.processors, self.spell)
+            sampling = msgspec.structs.replace(sampling, processors=calls)
         if message.bad_words:
             bad_sequences = spellings(message.bad_words, self.vocab.encode)
             sampling = msgspec.structs.replace(sampling, bad_sequences=bad_sequences)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.worker.processors import processors_of
 from kernels.batch import (
     Constraint,
     Ints,
@@ -100,6 +101,7 @@ def sampling(wire: types.Sampling) -> Sampling:
         allowed_ids=wire.allowed_ids,
         bad_sequences=wire.bad_sequences,
         prompt_logprobs=wire.prompt_logprobs,
+        processors=processors_of(wire.processors),
         want_vector=wire.want_vector,
         label_ids=wire.label_ids,
     )

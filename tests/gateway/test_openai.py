@@ -17,7 +17,7 @@ from actors.gateway.openai import BIAS_COUNT_MAX, Ask, Limits, read_chat, read_c
 from messages.base import Address
 from messages.config import GatewayConfig
 from messages.tokenizer import Defaults
-from messages.types import Fault, unpack
+from messages.types import Fault, ProcessorCall, unpack
 
 V = 100
 ADDRESS = Address("n", "gateway", 1)
@@ -129,6 +129,7 @@ WRONG = [
     ("user", [5]),
     ("allowed_token_ids", [[], [V], [-1], ["1"], 5]),
     ("bad_words", ["x", [""], ["x" * 257], ["x"] * 257, [5]]),
+    ("logits_processors", ["x", [{"name": "x"}] * 9]),
     ("truncate_prompt_tokens", [0, -2, "5"]),
     ("best_of", [0, 129, "2"]),
     ("return_token_ids", ["yes"]),
@@ -373,11 +374,23 @@ def test_calls_of_the_history_go_to_the_template_whatever_their_arguments() -> N
         ("lora_path", "nope"),
         ("lora_path", ""),
         ("prompt_embeds", "x"),
+        ("custom_logit_processor", '{"callable": "80049520"}'),
     ],
 )
 def test_fields_that_we_do_not_have_are_refused_by_name(field: str, value: Any) -> None:
     assert param_of(chat, **{field: value}) == field
     assert param_of(completion, **{field: value}) == field
+
+
+def test_processors_are_named_with_their_parameters_unread() -> None:
+    for read in (chat, completion):
+        assert read().call.sampling.processors == ()
+        wanted = [{"name": "a", "params": {"x": [1]}}, {"name": "b"}]
+        calls = read(logits_processors=wanted).call.sampling.processors
+        assert calls == (ProcessorCall("a", b'{"x":[1]}'), ProcessorCall("b"))
+        for wrong in ({"name": ""}, {}, {"qualname": "os:system"}, {"name": "a", "code": "x"}):
+            param = param_of(read, logits_processors=[wrong])
+            assert param is not None and param.startswith("logits_processors[0]")
 
 
 def test_rules_for_tokens_and_prompts_are_read() -> None:
