@@ -21,11 +21,15 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from actors.runtime.launch import Preload
     from actors.runtime.process import ChildBoot
 
 PR_SET_PDEATHSIG = 1
 PRELOAD_NICE = 15
+NO_MEMORY = 12  # the exit code
+NO_MEMORY_LINE = b"out of memory\n"
 
 
 class Ready:
@@ -76,8 +80,23 @@ def end_group() -> None:
     os._exit(1)
 
 
+def end_for_want_of_memory() -> None:
+    """A process that has no memory left does not recover by restarting actors in it."""
+    with contextlib.suppress(OSError):
+        os.write(2, NO_MEMORY_LINE)
+    os._exit(NO_MEMORY)
+
+
+def heed_memory(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """For what is raised outside of any actor: in a callback of the loop, in a transport."""
+    if isinstance(context.get("exception"), MemoryError):
+        end_for_want_of_memory()
+    loop.default_exception_handler(context)
+
+
 async def serve_node(boot: ChildBoot, ready: Ready) -> int:
     """Runs a node until the root halts it or is lost. The exit code is 0 only for the former."""
+    import asyncio
     from pathlib import Path
 
     from actors.runtime.log import Logs
@@ -104,7 +123,14 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         heartbeat_s=node_boot.heartbeat_s,
         hang_s=node_boot.hang_s,
     )
-    node = Node(node_boot, transport=transport, log=logs.log_for(), prepared=ready.prepared)
+    asyncio.get_running_loop().set_exception_handler(heed_memory)
+    node = Node(
+        node_boot,
+        transport=transport,
+        log=logs.log_for(),
+        prepared=ready.prepared,
+        out_of_memory=end_for_want_of_memory,
+    )
     try:
         await node.start()
         ready.tell(transport.endpoint)

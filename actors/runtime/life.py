@@ -329,6 +329,10 @@ class Life:
         """Ends this life for a bug: its own, or one found by `check`."""
         if self.is_dead:
             return
+        if isinstance(error, MemoryError) and self.state is not State.STARTING:
+            # Another life here would want for memory too. At the start it is the settings' fault.
+            if self.node.out_of_memory is not None:
+                self.node.out_of_memory()
         trace = traceback.format_exception(error)
         lines = [line for block in trace for line in block.rstrip().split("\n")]
         self.end(

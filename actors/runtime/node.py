@@ -87,8 +87,10 @@ class Node:
         log: Any = None,
         office: Office | None = None,
         prepared: dict[str, Any] | None = None,
+        out_of_memory: Callable[[], None] | None = None,
     ) -> None:
-        """`prepared`: by path, what actors' `prepare` gave in this process before the node was."""
+        """`prepared`: by path, what actors' `prepare` gave in this process before the node was.
+        `out_of_memory` ends the process, where this node is alone in it."""
         self.boot = boot
         self.name = boot.name
         self.address = Address(boot.name, "", boot.incarnation)
@@ -102,6 +104,7 @@ class Node:
         self.turn_max = 1 if self.runs_inline else TURN_MAX
         self.log = (log or structlog.get_logger()).bind(node=boot.name)
         self.office = office
+        self.out_of_memory = out_of_memory
         self.transport = transport
         self.peers = Peers(self.address, transport)
         self.entries: dict[str, Entry] = {}
