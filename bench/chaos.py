@@ -1,17 +1,20 @@
 """This file breaks the processes of a real server under load, and compares every stream with the
 undisturbed run, token by token.
 
-    python -m bench.chaos --streams 200 --times 50
-    python -m bench.chaos --roles worker --ways kill,stop --times 3 --model smol.gguf
+    python -m bench.chaos --streams 200 --ways kill:50
+    python -m bench.chaos --roles worker --ways kill:3,stop:3 --model smol.gguf --hot-spare
+    python -m bench.chaos --journal faults.jsonl     # goes on where that run ended; shows all
 
-A fault comes by an event: after the k-th token of a drawn stream. Ways: `kill` (SIGKILL), `stop`
-(SIGSTOP, never continued), `spin` (a busy loop on the process's event loop), `deadlock` (the
-worker's forward waits for ever), `memory` (no more is to be had). Roles are processes: worker,
-engine (scheduler and cache), front (tokenizer, detokenizer, router). The gateway is with the root
-here, as in `Engine`: its death is its connections' death, and no stream's recovery.
+The streams are always open: where one ends the next begins. A fault comes by an event, after the
+k-th token of a drawn stream, and the next one when all streams that it met have gone on. Ways:
+`kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
+loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had). Roles are
+processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router). The gateway
+is with the root here, as in `Engine`: its death is that of its connections. A role is not struck
+before it has its process in reserve, but with --unready.
 
-Figures: streams whole and equal, client-visible errors; how long until the root has seen it, and
-until the next token of a stream that was under way.
+Figures: streams equal to the undisturbed run, and errors a client saw; `seen`: until the root knew,
+by its log; `next`: until the first token from the new process; `all`: the same of every stream.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -26,177 +30,156 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
-
+from bench.chaos_load import Load, Plan, Stream, plans
 from bench.chaos_server import GO_WRONG, Server
+from bench.client import Client
+from bench.report import Report, percentile
+from bench.serve import first_model
 
 ROLES = {"worker": "replica/worker", "engine": "replica/scheduler", "front": "tokenizer"}
 WAYS = ("kill", "stop", "spin", "deadlock", "memory")
-ONLY_WORKER = ("deadlock", "memory")
-BACK_S = 60.0
-
-
-class Plan(NamedTuple):
-    """What one client asks."""
-
-    prompt: str
-    max_tokens: int
-    seed: int
+ONLY_WORKER = ("deadlock",)
+DEFAULT_WAYS = "kill:50,stop:4,spin:4,memory:4,deadlock:4"
+PATIENCE_S = 60.0
+POLL_S = 0.005
 
 
 class Struck(NamedTuple):
-    """One fault and what came of it."""
+    """One fault and what came of it. Seconds since the fault; None: it did not come about."""
 
     role: str
     way: str
-    seen_s: float | None  # until the root knew
-    token_s: float | None  # until a stream that was under way went on
-    equal_count: int
-    count: int
+    seen_s: float | None  # the root knew
+    up_s: float | None  # the new process was linked
+    next_s: float | None  # the first token from it
+    all_s: tuple[float, ...]  # the same of each stream that was open
+    count: int  # streams that were open
+    equal: int
     errors: tuple[str, ...]
 
 
-class Stream:
-    """One client's stream as it comes."""
+class RootLog:
+    """What the root has said since the last look."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.ids: list[int] = []
-        self.times: list[float] = []
-        self.error: str | None = None
-        self.finish: str | None = None
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._half = b""
+        self.reserved: set[str] = set()  # nodes that have a process in reserve
 
-    async def run(self, client: httpx.AsyncClient, url: str, tell: Any) -> None:
-        body = {
-            "prompt": self.plan.prompt,
-            "max_tokens": self.plan.max_tokens,
-            "seed": self.plan.seed,
-            "temperature": 0.7,
-            "ignore_eos": True,
-            "stream": True,
-            "logprobs": 0,
-            "model": await model_of(client, url),
-        }
-        try:
-            async with client.stream("POST", url + "/v1/completions", json=body) as answer:
-                if answer.status_code != 200:
-                    self.error = f"{answer.status_code} {(await answer.aread())[:200]!r}"
-                    return
-                async for line in answer.aiter_lines():
-                    self.take(line)
-                    if tell is not None:
-                        tell(self)
-        except httpx.HTTPError as error:
-            self.error = f"{type(error).__name__}"
+    def news(self) -> list[dict[str, Any]]:
+        *lines, self._half = (self._half + self._file.read()).split(b"\n")
+        found = [json.loads(line) for line in lines if b'"peer"' in line]
+        for line in found:
+            if line["event"] == "in reserve":
+                self.reserved.add(line["peer"])
+            elif line["event"] == "node up":
+                self.reserved.discard(line["peer"])
+        return found
 
-    def take(self, line: str) -> None:
-        if not line.startswith("data: ") or line == "data: [DONE]":
-            return
-        event = json.loads(line[6:])
-        if "error" in event:
-            self.error = event["error"]["message"]
-            return
-        for choice in event["choices"]:
-            told = choice.get("logprobs")
-            for token in (told or {}).get("tokens", ()):
-                self.ids.append(token)
-                self.times.append(time.monotonic())
-            self.finish = choice["finish_reason"] or self.finish
+    def close(self) -> None:
+        self._file.close()
 
 
-_models: dict[str, str] = {}
+def at_s(line: dict[str, Any]) -> float:
+    return datetime.datetime.fromisoformat(line["timestamp"]).timestamp()
 
 
-async def model_of(client: httpx.AsyncClient, url: str) -> str:
-    if url not in _models:
-        _models[url] = (await client.get(url + "/v1/models")).json()["data"][0]["id"]
-    return _models[url]
+class Chaos:
+    """One server, its load, and faults one after the other."""
 
+    def __init__(self, server: Server, load: Load, rng: random.Random, *, waits: bool) -> None:
+        """`waits`: for a process in reserve, before each fault."""
+        self.server = server
+        self.load = load
+        self.rng = rng
+        self.waits = waits
+        self.client = Client(server.url, timeout_s=10.0)
+        self.log = RootLog(server.log_dir / "latest" / "main.jsonl")
 
-def plans(count: int, tokens: int) -> list[Plan]:
-    rng = random.Random("plans")
-    words = "house room letter door window stair lamp table river stone cloud".split()
-    return [
-        Plan(
-            " ".join(rng.choice(words) for _ in range(rng.randint(3, 40))),
-            rng.randint(tokens // 2, tokens),
-            rng.randrange(1000),
+    async def strike(self, role: str, way: str) -> Struck:
+        """One fault, until all streams that it met have ended or gone on. They may end later."""
+        _, body = await self.client.get("/actors")
+        (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == ROLES[role]]
+        if self.waits:
+            await until(time.monotonic() + PATIENCE_S, lambda: self.is_reserved(role))
+        self.log.news()
+        struck_s, met = await self._fault(pid, way)
+        seen_s: float | None = None
+        up_s: float | None = None
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s and up_s is None:
+            await asyncio.sleep(POLL_S)
+            for line in self.log.news():
+                if line["peer"] == role and line["event"] in ("node killed", "node died"):
+                    seen_s = seen_s or at_s(line)
+                elif line["peer"] == role and line["event"] == "node up":
+                    up_s = at_s(line)
+        if up_s is not None:
+            at = up_s
+            await until(until_s, lambda: all(is_past(s, at) for s in self.all_of(met)))
+        resumed = [first_after(stream, up_s) for stream in met] if up_s is not None else []
+        after = tuple(sorted(at - struck_s for at in resumed if at is not None))
+        await until(until_s, lambda: all(stream.is_equal is not None for stream in met))
+        return Struck(
+            role,
+            way,
+            seen_s - struck_s if seen_s is not None else None,
+            up_s - struck_s if up_s is not None else None,
+            after[0] if after else None,
+            after,
+            len(met),
+            sum(stream.is_equal is True for stream in met),
+            tuple(sorted({stream.error for stream in met if stream.error})),
         )
-        for _ in range(count)
-    ]
 
+    def is_reserved(self, role: str) -> bool:
+        self.log.news()
+        return role in self.log.reserved
 
-async def play(url: str, asked: list[Plan], tell: Any = None) -> list[Stream]:
-    streams = [Stream(plan) for plan in asked]
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(timeout=300.0, limits=limits) as client:
-        await model_of(client, url)
-        await asyncio.gather(*(stream.run(client, url, tell) for stream in streams))
-    return streams
+    def all_of(self, met: list[Stream]) -> list[Stream]:
+        return [*met, *self.load.open.values()]
 
+    async def _fault(self, pid: int, way: str) -> tuple[float, list[Stream]]:
+        """Waits for its event. Gives when it was, and which streams had begun and not ended."""
+        place = self.rng.randrange(len(self.load.asked))
+        after_len = self.rng.randint(1, max(1, self.load.asked[place].max_tokens * 3 // 4))
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        met: list[Stream] = []
 
-async def strike(
-    server: Server, role: str, way: str, asked: list[Plan], right: list[Stream], rng: random.Random
-) -> Struck:
-    """One run of all streams with one fault in it."""
-    url = server.url
-    path = ROLES[role]
-    victim = rng.randrange(len(asked))
-    after = rng.randint(1, max(1, asked[victim].max_tokens * 3 // 4))
-    struck_s: list[float] = []
-    seen: list[float] = []
-    watching: list[asyncio.Task[None]] = []
-    rows = await rows_of(url)
-    pid = rows[path]["pid"]
-    incarnation = rows[path]["incarnation"]
-
-    async def watch() -> None:
-        async with httpx.AsyncClient(timeout=10.0) as client:
-            while not seen:
-                for row in (await client.get(url + "/actors")).json():
-                    if row["path"] == path and (
-                        row["state"] != "running" or row["incarnation"] != incarnation
-                    ):
-                        seen.append(time.monotonic())
-                        return
-                await asyncio.sleep(0.01)
-
-    def tell(stream: Stream) -> None:
-        if not struck_s and stream.plan is asked[victim] and len(stream.ids) >= after:
-            struck_s.append(time.monotonic())
-            watching.append(asyncio.create_task(watch()))
-            assert is_child(pid, server.process.pid), f"{pid} is none of the server's"
+        def heard(stream: Stream) -> None:
+            if stream.place != place or stream.ids_len != after_len or done.done():
+                return
+            assert is_child(pid, self.server.process.pid), f"{pid} is none of the server's"
+            met.extend(one for one in self.load.open.values() if one.is_equal is None)
             send = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(way) or GO_WRONG[way]
+            done.set_result(time.time())
             os.kill(pid, send)
 
-    streams = await play(url, asked, tell)
-    for task in watching:
-        with contextlib.suppress(TimeoutError):  # then it was never seen, and is shown so
-            await asyncio.wait_for(task, BACK_S)
-    equal = sum(
-        a.ids == b.ids and a.finish == b.finish for a, b in zip(streams, right, strict=True)
-    )
-    at_s = struck_s[0] if struck_s else None
-    first_s = None
-    if at_s is not None and seen:
-        later = [t for stream in streams for t in stream.times if t > max(seen[0], at_s)]
-        first_s = min(later) - at_s if later else None
-    until_s = time.monotonic() + BACK_S
-    while (await status_of(url)) != 200:
-        assert time.monotonic() < until_s, "it is not well again"
-        await asyncio.sleep(0.1)
-    return Struck(
-        role,
-        way,
-        seen[0] - at_s if seen and at_s is not None else None,
-        first_s,
-        equal,
-        len(streams),
-        tuple(sorted({stream.error for stream in streams if stream.error is not None})),
-    )
+        self.load.heard = heard
+        try:
+            return await asyncio.wait_for(done, PATIENCE_S), met
+        finally:
+            self.load.heard = None
+
+
+async def until(until_s: float, what: Callable[[], bool]) -> None:
+    """Polls until it is so, or time is up."""
+    while time.monotonic() < until_s:
+        if what():
+            return
+        await asyncio.sleep(POLL_S)
+
+
+def is_past(stream: Stream, at: float) -> bool:
+    return stream.is_equal is not None or first_after(stream, at) is not None
+
+
+def first_after(stream: Stream, at: float) -> float | None:
+    return next((t for t in stream.times if t > at), None)
 
 
 def is_child(pid: int, parent: int) -> bool:
@@ -208,64 +191,130 @@ def is_child(pid: int, parent: int) -> bool:
     return int(fields[1]) == parent
 
 
-async def rows_of(url: str) -> dict[str, Any]:
-    async with httpx.AsyncClient(timeout=10.0) as client:
-        return {row["path"]: row for row in (await client.get(url + "/actors")).json()}
+def wanted(roles: str, ways: str) -> list[tuple[str, str]]:
+    """All faults, roles in turn, so that each role has time to get its process in reserve back.
+
+    Raises ValueError: no such role or way.
+    """
+    left: dict[str, list[str]] = {role: [] for role in roles.split(",")}
+    for word in ways.split(","):
+        way, _, count = word.partition(":")
+        if way not in WAYS or not set(left) <= set(ROLES):
+            raise ValueError(f"no such role or way: {roles} {word}")
+        for role, faults in left.items():
+            if role == "worker" or way not in ONLY_WORKER:
+                faults += [way] * int(count or 1)
+    found = []
+    while any(left.values()):
+        found += [(role, faults.pop(0)) for role, faults in left.items() if faults]
+    return found
 
 
-async def status_of(url: str) -> int:
-    async with httpx.AsyncClient(timeout=10.0) as client:
-        return (await client.get(url + "/health")).status_code
+def done_before(journal: Path | None) -> list[Struck]:
+    if journal is None or not journal.exists():
+        return []
+    rows = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
+    return [Struck(**{**row, "all_s": tuple(row["all_s"])}) for row in rows]
 
 
-async def main_async(arguments: argparse.Namespace) -> int:
-    rng = random.Random(arguments.seed)
-    asked = plans(arguments.streams, arguments.tokens)
-    failed = 0
-    with (
-        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
-        Server(arguments.model, Path(folder), arguments.threads) as server,
-    ):
-        await asyncio.to_thread(server.wait_ready)
-        begin_s = time.monotonic()
-        right = await play(server.url, asked)
-        again = await play(server.url, asked)
-        assert not [s.error for s in right if s.error], right[0].error
-        same = sum(a.ids == b.ids for a, b in zip(right, again, strict=True))
-        took_s = (time.monotonic() - begin_s) / 2
-        print(f"undisturbed: {len(right)} streams in {took_s:.1f} s, {same} equal in a second run")
-        for role in arguments.roles.split(","):
-            for way in arguments.ways.split(","):
-                if way in ONLY_WORKER and role != "worker":
-                    continue
-                results = []
-                for _ in range(arguments.times):
-                    one = await strike(server, role, way, asked, right, rng)
-                    results.append(one)
-                    # More than five deaths within 30 s are not an accident any more: it gives up.
-                    await asyncio.sleep(arguments.rest)
-                failed += show(role, way, results)
-    return 1 if failed else 0
+def left_of(faults: list[tuple[str, str]], done: list[Struck]) -> list[tuple[str, str]]:
+    before = [(one.role, one.way) for one in done]
+    found = []
+    for fault in faults:
+        if fault in before:
+            before.remove(fault)
+        else:
+            found.append(fault)
+    return found
 
 
-def show(role: str, way: str, results: list[Struck]) -> int:
-    def at(values: list[float], share: float) -> str:
-        if not values:
-            return "    -"
-        return f"{sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1000:5.0f}"
+async def break_all(
+    server: Server,
+    asked: list[Plan],
+    faults: list[tuple[str, str]],
+    rng: random.Random,
+    took: Callable[[Struck], None],
+    *,
+    waits: bool,
+) -> int:
+    """Strikes one fault after the other, telling `took` of each. Gives how many streams, of those
+    that no fault met, were not equal."""
+    load = Load(server.url, await first_model(Client(server.url)), asked)
+    begin_s = time.monotonic()
+    same = await load.learn()
+    took_s = (time.monotonic() - begin_s) / 2
+    print(f"undisturbed: {len(asked)} streams in {took_s:.1f} s, {same} equal again", flush=True)
+    chaos = Chaos(server, load, rng, waits=waits)
+    load.start()
+    wrong = 0
+    try:
+        for role, way in faults:
+            took(await chaos.strike(role, way))
+            wrong += sum(not stream.is_equal for stream in load.take_ended())
+    finally:
+        await load.stop()
+        chaos.log.close()
+    return wrong + len(asked) - same
 
-    seen = [r.seen_s for r in results if r.seen_s is not None]
-    token = [r.token_s for r in results if r.token_s is not None]
-    equal = sum(r.equal_count for r in results)
-    count = sum(r.count for r in results)
-    errors = sorted({error for r in results for error in r.errors})
-    print(
-        f"{role:7} {way:9} {len(results):3} times  streams {equal}/{count} equal  "
-        f"seen p50 {at(seen, 0.5)} p99 {at(seen, 0.99)} ms  "
-        f"next token p50 {at(token, 0.5)} p99 {at(token, 0.99)} ms  {'; '.join(errors)[:200]}",
-        flush=True,
-    )
-    return int(equal != count)
+
+def show(results: list[Struck], *, as_json: bool, **facts: Any) -> int:
+    """The table; how many streams were not equal."""
+    report = Report("chaos", as_json=as_json, **facts)
+    rows: dict[tuple[str, str], list[Struck]] = {}
+    for one in results:
+        rows.setdefault((one.role, one.way), []).append(one)
+    for (role, way), mine in sorted(rows.items()):
+        found: dict[str, Any] = {"role": role, "way": way, "faults": len(mine)}
+        found["streams"] = sum(one.count for one in mine)
+        found["equal"] = sum(one.equal for one in mine)
+        found["errors"] = "; ".join(sorted({error for one in mine for error in one.errors}))[:80]
+        for name, values in (
+            ("seen", [one.seen_s for one in mine]),
+            ("next", [one.next_s for one in mine]),
+            ("all", [value for one in mine for value in one.all_s]),
+        ):
+            for share in (0.5, 0.99):
+                ms = [1000 * value for value in values if value is not None]
+                found[f"{name} p{share * 100:.0f} ms"] = percentile(ms, share)
+            if None in values:
+                found["never seen or up"] = sum(value is None for value in values)
+        report.add(**found)
+    report.close()
+    return sum(one.count - one.equal for one in results)
+
+
+async def main_async(found: argparse.Namespace) -> int:
+    asked = plans(found.streams, found.tokens)
+    done = done_before(found.journal)
+    faults = left_of(wanted(found.roles, found.ways), done)
+    words = ["--spare-after", "1", *(["--hot-spare"] if found.hot_spare else [])]
+    wrong = 0
+
+    def took(one: Struck) -> None:
+        done.append(one)
+        if found.journal is not None:
+            with found.journal.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(one._asdict()) + "\n")
+        print(
+            f"{len(done):4} {one.role:7} {one.way:9} {one.equal}/{one.count} equal  "
+            + "  ".join(
+                f"{name} {value * 1000:.0f} ms" if value is not None else f"{name} never"
+                for name, value in (("seen", one.seen_s), ("up", one.up_s), ("next", one.next_s))
+            )
+            + f"  {'; '.join(one.errors)[:200]}",
+            flush=True,
+        )
+
+    if faults:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+            server = Server(found.model, folder, found.threads, *words)
+            stack.enter_context(server)
+            await asyncio.to_thread(server.wait_ready)
+            rng = random.Random(f"{found.seed}/{len(done)}")
+            wrong = await break_all(server, asked, faults, rng, took, waits=not found.unready)
+    wrong += show(done, as_json=found.json, streams=found.streams, hot_spare=found.hot_spare)
+    return 1 if wrong else 0
 
 
 def main(words: list[str]) -> int:
@@ -276,13 +325,17 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=60, help="at most, of one stream")
-    parser.add_argument("--times", type=int, default=50, help="faults for each role and way")
+    parser.add_argument("--tokens", type=int, default=100, help="at most, of one stream")
     parser.add_argument("--roles", default=",".join(ROLES))
-    parser.add_argument("--ways", default="kill,stop,spin,deadlock")
-    parser.add_argument("--rest", type=float, default=6.0, help="seconds between faults")
+    parser.add_argument("--ways", default=DEFAULT_WAYS, help="way:times for each role")
+    parser.add_argument("--hot-spare", action="store_true", help="as of the server")
+    parser.add_argument("--unready", action="store_true", help="strike without one in reserve")
+    parser.add_argument(
+        "--journal", type=Path, help="a line for each fault; those are not repeated"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return asyncio.run(main_async(parser.parse_args(words)))
 
 

@@ -40,6 +40,12 @@ FUSED = {
 }
 
 
+# Faults that follow each other within seconds are each judged by itself, as rare ones would be; how
+# many deaths are too many is tested elsewhere.
+WINDOW_S = 1.0
+KEPT: list[bytearray] = []  # what has used up a process' memory
+
+
 def spin() -> None:
     """A busy loop that never gives the interpreter up for long, on the process's event loop."""
     while True:
@@ -49,7 +55,9 @@ def spin() -> None:
 def listen() -> None:
     """Only where the actor is alone with its loop in a process."""
     if threading.current_thread() is threading.main_thread():
-        asyncio.get_running_loop().add_signal_handler(GO_WRONG["spin"], spin)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(GO_WRONG["spin"], spin)
+        loop.add_signal_handler(GO_WRONG["memory"], use_up_memory)
 
 
 class FusedScheduler(Scheduler):
@@ -72,7 +80,6 @@ class FusedWorker(Worker):
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(GO_WRONG["deadlock"], self.get_stuck)
-            loop.add_signal_handler(GO_WRONG["memory"], use_up_memory)
         return await super().on_start()
 
     def get_stuck(self) -> None:
@@ -85,12 +92,15 @@ class FusedWorker(Worker):
 
 
 def use_up_memory() -> None:
-    """No further memory for this process, and what is asked for meanwhile is not to be had."""
+    """No further memory for this process from now on: whatever it asks for is not to be had."""
     used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used, used))
-    kept = []
-    while True:
-        kept.append(bytearray(1 << 16))
+    size = 1 << 20
+    while size > 16:
+        try:
+            KEPT.append(bytearray(size))
+        except MemoryError:
+            size >>= 1
 
 
 def fused(branch: spec.Supervisor) -> spec.Supervisor:
@@ -105,7 +115,7 @@ def fused(branch: spec.Supervisor) -> spec.Supervisor:
         )
         for child in branch.children
     )
-    return msgspec.structs.replace(branch, children=children)
+    return msgspec.structs.replace(branch, children=children, window_s=WINDOW_S)
 
 
 def main() -> int:
@@ -134,10 +144,11 @@ class Server:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder / "server.txt"
+        self.log_dir = folder / "logs"
         command = [sys.executable, "-m", "bench.chaos_server", "serve", "--model", model]
         command += ["--port", str(port), "--log-dir", str(folder / "logs"), "--dtype", "float32"]
-        command += ["--threads", str(threads), "--kv-tokens", "65536", "--max-running", "64"]
-        command += ["--front-ends", "1", *words]
+        command += ["--threads", str(threads), "--kv-tokens", "131072", "--max-running", "256"]
+        command += ["--front-ends", "1", "--log-file-bytes", str(1 << 30), *words]
         folder.mkdir(parents=True, exist_ok=True)
         with open(self.output, "wb") as output:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)

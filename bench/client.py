@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,6 +24,7 @@ class Choice(msgspec.Struct):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None  # with `return_token_ids`
 
 
 class Usage(msgspec.Struct):
@@ -50,6 +52,8 @@ class Outcome(NamedTuple):
     completion_tokens: int = 0
     finish: str | None = None
     error: str | None = None
+    ids: tuple[int, ...] = ()
+    status: int = 0
 
 
 class Response:
@@ -126,6 +130,8 @@ class Connection(asyncio.Protocol):
         self.sent_s = 0.0
         self.arrivals_s: list[float] = []
         self.texts: list[str] = []
+        self.ids: list[int] = []
+        self.heard: Callable[[Connection], None] | None = None  # after each event
         self.usage = Usage()
         self.finish: str | None = None
         self.error: str | None = None
@@ -170,7 +176,10 @@ class Connection(asyncio.Protocol):
             if text:
                 self.arrivals_s.append(self.now())
                 self.texts.append(text)
+            self.ids += choice.token_ids or ()
             self.finish = choice.finish_reason or self.finish
+        if self.heard is not None:
+            self.heard(self)
 
     def _end(self, error: str | None) -> None:
         if self.done.done():
@@ -191,8 +200,14 @@ class Client:
         # The address of a server may be given with or without its `/v1`.
         self.base = self.url.path.rstrip("/").removesuffix("/v1")
 
-    async def stream(self, path: str, body: dict[str, object]) -> Outcome:
-        """POSTs `body` and reads events to the end. Never raises for what the server does."""
+    async def stream(
+        self,
+        path: str,
+        body: dict[str, object],
+        heard: Callable[[Connection], None] | None = None,
+    ) -> Outcome:
+        """POSTs `body` and reads events to the end. Never raises for what the server does. `heard`
+        is called after each event."""
         content = msgspec.json.encode(body)
         sent_s = asyncio.get_running_loop().time()
         connection: Connection | None = None
@@ -200,6 +215,7 @@ class Client:
         try:
             async with asyncio.timeout(self.timeout_s):
                 connection = await self._open("POST", path, content)
+                connection.heard = heard
                 await connection.done
         except TimeoutError:
             error = f"not through within {self.timeout_s:g} s"
@@ -223,6 +239,8 @@ class Client:
             connection.usage.completion_tokens,
             connection.finish,
             error,
+            tuple(connection.ids),
+            connection.response.status,
         )
 
     async def get(self, path: str) -> tuple[int, bytes]:

@@ -6,20 +6,32 @@ import asyncio
 import random
 from pathlib import Path
 
-from bench.chaos import plans, play, strike
+from bench.chaos import Struck, break_all
+from bench.chaos_load import plans
 from bench.chaos_server import Server
 
+FAULTS = [
+    ("worker", "stop"),
+    ("worker", "deadlock"),
+    ("engine", "spin"),
+    ("worker", "memory"),
+    ("front", "memory"),
+]
 
-async def test_streams_survive_a_stopped_worker_a_stuck_forward_and_a_spinning_engine(
+
+async def test_streams_survive_processes_that_are_stopped_stuck_spinning_or_without_memory(
     tiny: Path, tmp_path: Path
 ) -> None:
-    asked = plans(6, 60)
-    rng = random.Random(1)
+    found: list[Struck] = []
     with Server(str(tiny), tmp_path, 1, "--no-spares") as server:
         await asyncio.to_thread(server.wait_ready)
-        right = await play(server.url, asked)
-        for role, way in (("worker", "stop"), ("worker", "deadlock"), ("engine", "spin")):
-            struck = await strike(server, role, way, asked, right, rng)
-            assert not struck.errors
-            assert struck.equal_count == struck.count == len(asked)
-            assert struck.seen_s is not None
+        wrong = await break_all(
+            server, plans(6, 60), FAULTS, random.Random(1), found.append, waits=False
+        )
+    assert wrong == 0
+    assert [(one.role, one.way) for one in found] == FAULTS
+    for one in found:
+        assert not one.errors
+        assert one.equal == one.count > 0
+        assert one.seen_s is not None
+        assert one.next_s is not None

@@ -1,0 +1,135 @@
+"""This file is the load that `bench/chaos.py` breaks processes under: so many streams, always open,
+each compared token by token with what the undisturbed server said.
+
+It knows HTTP only. A plan (prompt, length, seed) says the same thing every time it is asked; each
+place asks its own plan again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.client import Client, Connection, Outcome
+
+WORDS = "house room letter door window stair lamp table river stone cloud".split()
+CONNECT_AGAIN_S = 0.05
+
+
+class Plan(NamedTuple):
+    """What one client asks."""
+
+    prompt: str
+    max_tokens: int
+    seed: int
+
+    def body(self, model: str) -> dict[str, object]:
+        return {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+            "temperature": 0.7,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+
+
+def plans(count: int, tokens: int) -> list[Plan]:
+    rng = random.Random("plans")
+    return [
+        Plan(
+            " ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 40))),
+            rng.randint(tokens // 2, tokens),
+            rng.randrange(1000),
+        )
+        for _ in range(count)
+    ]
+
+
+class Spoken(NamedTuple):
+    """What a stream has said."""
+
+    ids: tuple[int, ...]
+    text: str
+    finish: str | None
+
+
+class Stream:
+    """One open stream. `times` are of the wall clock, as in the server's log."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.ids_len = 0
+        self.times: list[float] = []  # of each event that carried tokens
+        self.is_equal: bool | None = None  # known at its end
+        self.error: str | None = None
+
+
+class Load:
+    """All places. `heard` is called whenever a stream has got tokens."""
+
+    def __init__(self, url: str, model: str, asked: list[Plan]) -> None:
+        self.client = Client(url)
+        self.model = model
+        self.asked = asked
+        self.right: list[Spoken] = []
+        self.open: dict[int, Stream] = {}  # by place
+        self.ended: list[Stream] = []  # since they were last taken
+        self.heard: Callable[[Stream], None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def learn(self) -> int:
+        """Asks every plan twice, all at once; how many said the same both times. What they say is
+        from then on right."""
+        first = await self._all_once()
+        self.right = await self._all_once()
+        return sum(a == b for a, b in zip(first, self.right, strict=True))
+
+    async def _all_once(self) -> list[Spoken]:
+        found = await asyncio.gather(*(self._ask(plan) for plan in self.asked))
+        failed = [outcome.error for outcome in found if outcome.error]
+        assert not failed, failed[0]
+        return [spoken(outcome) for outcome in found]
+
+    async def _ask(self, plan: Plan, heard: Callable[[Connection], None] | None = None) -> Outcome:
+        return await self.client.stream("/v1/completions", plan.body(self.model), heard)
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._keep(place)) for place in range(len(self.asked))]
+
+    async def stop(self) -> None:
+        """Cuts what is open."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, place: int) -> None:
+        while True:
+            stream = self.open[place] = Stream(place)
+
+            def heard(connection: Connection, stream: Stream = stream) -> None:
+                if len(connection.ids) > stream.ids_len:
+                    stream.ids_len = len(connection.ids)
+                    stream.times.append(time.time())
+                    if self.heard is not None:
+                        self.heard(stream)
+
+            outcome = await self._ask(self.asked[place], heard)
+            stream.error = outcome.error
+            stream.is_equal = spoken(outcome) == self.right[place]
+            self.ended.append(stream)
+            if outcome.error:
+                await asyncio.sleep(CONNECT_AGAIN_S)  # it may not be listening
+
+    def take_ended(self) -> list[Stream]:
+        found, self.ended = self.ended, []
+        return found
+
+
+def spoken(outcome: Outcome) -> Spoken:
+    return Spoken(outcome.ids, outcome.text, outcome.finish)
