@@ -17,7 +17,8 @@ from bench.sim.scenario import Ask
 from bench.sim.shadow import CHOICE_STRIDE, ids_of, next_token
 from bench.sim.text import END, VOCAB_SIZE
 from kernels.batch import Constraint
-from kernels.constrain import Constrainer, Engine, TokenTable, load_engine
+from kernels.constrain import Constrainer, Engine, TokenTable
+from kernels.grammar.llguidance import Llguidance
 from messages.types import FinishReason
 
 
@@ -41,7 +42,8 @@ class Oracle:
             eos_ids=(END,),
             vocab_size=VOCAB_SIZE,
         )
-        self.engine: Engine = load_engine("llguidance", self.table)
+        # Not by its registry, which imports the other engines and with them torch.
+        self.engine: Engine = Llguidance(self.table)
 
     def constrainer(self) -> Constrainer:
         """A worker's, with no slot taken."""
