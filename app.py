@@ -104,6 +104,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench cases --spawn                   bug reports of others, asked here
   python -m app bench idle                            what a server costs unasked
   python -m app bench front                           the front end, without a model
+  python -m app bench first --paced 2,300000          where the time to the first token goes
   python -m app bench mailbox | hop | planner | radix | ops | kl
   python -m app bench gpu | gaps | gemv                  on an NVIDIA GPU
   python -m app bench structured                      what grammars cost
@@ -478,6 +479,7 @@ BENCHES = (
     "cases",
     "idle",
     "mailbox",
+    "first",
     "front",
     "hop",
     "planner",

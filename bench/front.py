@@ -195,13 +195,15 @@ def scripted(branch: spec.Supervisor, script: Script, paths: Paths) -> spec.Supe
     return msgspec.structs.replace(branch, children=tuple(children))
 
 
-def make_vocabulary(folder: Path) -> None:
+def make_vocabulary(folder: Path, word_count: int = WORDS) -> None:
     """A byte-level tokenizer of the 256 bytes and many words."""
+    letters = 3 if word_count <= WORDS else 5
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     rng = random.Random(0)
     vocab = {letter: index for index, letter in enumerate(alphabet)}
-    while len(vocab) < WORDS:
-        vocab.setdefault("\u0120" + "".join(rng.choices(string.ascii_lowercase, k=3)), len(vocab))
+    while len(vocab) < word_count:
+        word = "".join(rng.choices(string.ascii_lowercase, k=letters))
+        vocab.setdefault("\u0120" + word, len(vocab))
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

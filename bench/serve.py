@@ -232,9 +232,7 @@ def spawned(words: Sequence[str], *, start_timeout_s: float = 600.0) -> Iterator
 
     Raises RuntimeError: it ended, or was not ready in time; the message has its last lines.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "app", "serve", "--port", str(port), *words]
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
@@ -251,6 +249,13 @@ def spawned(words: Sequence[str], *, start_timeout_s: float = 600.0) -> Iterator
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 async def wait_ready(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> None:
