@@ -8,10 +8,11 @@ undisturbed run, token by token.
 The streams are always open: where one ends the next begins. A fault comes by an event, after the
 k-th token of a drawn stream, and the next one when all streams that it met have gone on. Ways:
 `kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
-loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had). Roles are
-processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router). The gateway
-is with the root here, as in `Engine`: its death is that of its connections. A role is not struck
-before it has its process in reserve, but with --unready.
+loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
+(an assertion fails on the worker's GPU, which its process can't use any more; not by default).
+Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router).
+The gateway is with the root here, as in `Engine`: its death is that of its connections. A role is
+not struck before it has its process in reserve, but with --unready.
 
 Figures: streams equal to the undisturbed run, and errors a client saw; `seen`: until the root knew,
 by its log; `next`: until the first token from the new process; `all`: the same of every stream.
@@ -41,8 +42,8 @@ from bench.report import Report, percentile
 from bench.serve import first_model
 
 ROLES = {"worker": "replica/worker", "engine": "replica/scheduler", "front": "tokenizer"}
-WAYS = ("kill", "stop", "spin", "deadlock", "memory")
-ONLY_WORKER = ("deadlock",)
+WAYS = ("kill", "stop", "spin", "deadlock", "memory", "assert")
+ONLY_WORKER = ("deadlock", "assert")
 DEFAULT_WAYS = "kill:50,stop:4,spin:4,memory:4,deadlock:4"
 PATIENCE_S = 60.0
 POLL_S = 0.005

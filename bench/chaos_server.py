@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import torch
 
 from actors import tree
 from actors.runtime import spec
@@ -32,6 +33,7 @@ GO_WRONG = {
     "spin": signal.SIGUSR1,
     "deadlock": signal.SIGUSR2,
     "memory": signal.SIGRTMIN + 1,
+    "assert": signal.SIGRTMIN + 2,
 }
 FUSED = {
     "worker": "bench.chaos_server:FusedWorker",
@@ -73,21 +75,28 @@ class FusedTokenizer(Tokenizer):
 
 
 class FusedWorker(Worker):
-    is_stuck = False
+    is_stuck = loses_device = False
 
     async def on_start(self) -> bytes:
         listen()
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(GO_WRONG["deadlock"], self.get_stuck)
+            loop.add_signal_handler(GO_WRONG["assert"], self.lose_device)
         return await super().on_start()
 
     def get_stuck(self) -> None:
         self.is_stuck = True
 
+    def lose_device(self) -> None:
+        self.loses_device = True
+
     def launch(self, *arguments: Any) -> Any:
         if self.is_stuck:
             threading.Event().wait()
+        if self.loses_device:
+            # Fails on the device, some time later, and with it all that this process asks of it.
+            torch._assert_async(torch.zeros(1, device=self.runner.device))
         return super().launch(*arguments)
 
 
