@@ -25,6 +25,7 @@ from actors.runtime.simloop import SimLoop
 from actors.runtime.simulation import SimFabric
 from actors.runtime.system import System
 from actors.runtime.transport.memory import Weather
+from bench.sim.vectors import vector_of
 from messages import worker
 from messages.base import Address
 from messages.config import (
@@ -107,10 +108,23 @@ class Client(NamedTuple):
     ignore_eos: bool
     after_s: float
     leaves_after: int | None
+    wants: str = ""  # instead of text: a vector, or scores
+
+    def sampling(self) -> Sampling:
+        sampling = Sampling(seed=self.seed, ignore_eos=self.ignore_eos, max_tokens=self.max_tokens)
+        if not self.wants:
+            return sampling
+        changes = {"vector": {"want_vector": True}, "scores": {"label_ids": (7, 4)}}[self.wants]
+        return msgspec.structs.replace(sampling, max_tokens=1, **changes)
+
+    def expected_vector(self) -> bytes:
+        cells = [(token, at, "") for at, token in enumerate(self.prompt)]
+        return vector_of(cells, self.sampling())
 
     def expected(self) -> list[int]:
         """A plain function of the request: no batch, page, cache or kill in sight."""
-        tokens = continuation(list(self.prompt), self.max_tokens, seed=self.seed, vocab_size=VOCAB)
+        count = self.sampling().max_tokens
+        tokens = continuation(list(self.prompt), count, seed=self.seed, vocab_size=VOCAB)
         if not self.ignore_eos and END in tokens:
             tokens = tokens[: tokens.index(END) + 1]
         return tokens
@@ -120,6 +134,7 @@ class Got(NamedTuple):
     tokens: tuple[int, ...]
     finish: str | None = None
     problem: Problem | None = None
+    vector: bytes = b""
 
 
 class Kill(NamedTuple):
@@ -165,6 +180,7 @@ def draw_scenario(seed: int, *, kill_count: int = 0) -> Scenario:
                 ignore_eos=rng.random() < 0.5,
                 after_s=rng.uniform(0.0, 2.0),
                 leaves_after=rng.randint(0, 20) if rng.random() < 0.15 else None,
+                wants=rng.choice(("", "", "", "", "vector", "scores")),
             )
         )
     kills = [
@@ -255,10 +271,9 @@ async def ask(system: System, client: Client) -> Got:
     assert isinstance(gateway, Gateway)
     call = Call(
         prompts=(Prompt(ids=pack(client.prompt)),),
-        sampling=Sampling(
-            seed=client.seed, ignore_eos=client.ignore_eos, max_tokens=client.max_tokens
-        ),
+        sampling=client.sampling(),
     )
+    vector = b""
     tokens: list[int] = []
     finish = None
     try:
@@ -272,13 +287,14 @@ async def ask(system: System, client: Client) -> Got:
                         return Got(tuple(tokens), problem=row.delta.problem)
                     assert finish is None, "a delta after the last"
                     finish = row.delta.finish
+                    vector += row.delta.vector
                 if client.leaves_after is not None and len(tokens) >= client.leaves_after:
-                    return Got(tuple(tokens), finish)
+                    return Got(tuple(tokens), finish, vector=vector)
         finally:
             stream.close()
     except Refused as refused:
         return Got(tuple(tokens), problem=refused.problem)
-    return Got(tuple(tokens), finish)
+    return Got(tuple(tokens), finish, vector=vector)
 
 
 async def settle(system: System, fabric: SimFabric) -> None:

@@ -1,5 +1,6 @@
 """The whole house under a seed: whatever is shared, chunked, retracted, delayed or killed, each
-client gets the tokens that a plain function of its prompt gives, and a seed replays exactly.
+client gets the tokens (or the vector) that a plain function of its prompt gives, and a seed replays
+exactly.
 
 Replay one by `pytest tests/house/test_simulation.py -k 'kills and 7'`.
 """
@@ -24,6 +25,7 @@ def assert_right(client: Client, got: Got, *, may_fail: bool = False) -> None:
         return
     assert got.problem is None
     assert list(got.tokens) == expected
+    assert got.vector == client.expected_vector()
     assert got.finish == ("stop" if expected[-1] == 2 and not client.ignore_eos else "length")
 
 
