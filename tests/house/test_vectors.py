@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import numpy as np
 import ollama
+import openai
 import pytest
 
 from actors.gateway.scoring import rerank_chat
@@ -28,6 +29,7 @@ from actors.vocab.vocab import Vocab
 from kernels.batch import Sampling
 from kernels.runner import Runner, RunnerOptions
 from tests.house.server import WAIT_S, Server, eventually
+from tests.house.tiny import make_model
 from tests.kernels.driver import Driver
 
 TEXTS = ["The house", "Once upon a time there was a house by the sea", "a", "The house by the sea"]
@@ -95,6 +97,25 @@ def test_what_this_model_cannot_is_refused_by_name(server: Server) -> None:
         answered = httpx.post(server.url + "/v1/embeddings", json=body, timeout=WAIT_S)
         assert answered.status_code == 400
         assert answered.json()["error"]["param"] == param
+
+
+def test_vectors_are_cut_where_the_models_config_says_that_they_may_be(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    model = make_model(tmp_path / "nested")
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    config["matryoshka_dimensions"] = [8, 16]
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    server = serve("--placement", "inline", model=model).wait_ready()
+    create = server.client().embeddings.create
+    whole = np.array(create(model="nested", input="The house").data[0].embedding)
+    for count in (8, 16, len(whole)):
+        (row,) = create(model="nested", input="The house", dimensions=count).data
+        head = whole[:count] / np.linalg.norm(whole[:count])
+        assert np.abs(np.array(row.embedding) - head).max() < 1e-6
+    with pytest.raises(openai.BadRequestError, match="8, 16") as refused:
+        create(model="nested", input="The house", dimensions=12)
+    assert refused.value.param == "dimensions"
 
 
 def test_scores_are_the_probabilities_of_the_labels(
