@@ -97,7 +97,7 @@ class DecodeGraph(Graph):
         self.capture(owner)
 
     def plan(self, owner: Graphs) -> None:
-        ones = self.ones.cpu().numpy()
+        ones = np.ones(self.size, np.int32)
         shared = None
         if self.sharing:
             shared = SharedPrefix(self.packed[6], self.packed[7])
