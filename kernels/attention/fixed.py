@@ -23,6 +23,7 @@ from kernels.ops.base import OpsUnavailable
 SPLIT_MIN = 512  # keys
 SPLITS_MAX = 64  # of the longest context: then they become longer
 ROWS = 64  # of one product: queries times heads that share keys
+ROWS_EXACT = 16  # in float32, which the matrix units don't multiply
 
 
 @ATTENTION.register("fixed")
@@ -118,7 +119,8 @@ class FixedAttention(TritonAttention):
         """Rows of the batch, their keys in `programs` times `each` splits."""
         heads, batch = self.shape.heads, self.batch
         k_scale, v_scale = self.shape.scales(layer_index)
-        tile = max(ROWS // self.group_wide, 1)
+        rows_wanted = ROWS if self.shape.wide_dtype.itemsize == 2 else ROWS_EXACT
+        tile = max(rows_wanted // self.group_wide, 1)
         query_len_max = 1 if rows.start == 0 and self.decode_count else batch.query_len_max
         grid = (-(-query_len_max // tile), heads.kv * programs, rows.stop - rows.start)
         self.fixed.attend_fixed_kernel[grid](

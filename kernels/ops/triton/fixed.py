@@ -22,7 +22,7 @@ from kernels.ops.triton.attend import soft_cap
 NOTHING = tl.constexpr(-1e30)  # the peak of no keys
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "each"])
 def linear_fixed_kernel(
     x,  # [M, K]
     weight,  # [N, K]
@@ -72,7 +72,7 @@ def linear_fixed_kernel(
         tl.store(part + first.to(tl.int64) * M * N + place, total, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def linear_sum_kernel(
     part,  # float32 [SPLITS, M, N]
     bias,  # [N]
