@@ -9,7 +9,8 @@ The streams are always open: where one ends the next begins. A fault comes by an
 k-th token of a drawn stream, and the next one when all streams that it met have gone on. Ways:
 `kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
 loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
-(an assertion fails on the worker's GPU, which its process can't use any more; not by default).
+(one that fails on the GPU: the worker's process can't use that any more).
+
 Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router).
 The gateway is with the root here, as in `Engine`: its death is that of its connections. A role is
 not struck before it has its process in reserve, but with --unready.
@@ -36,8 +37,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.chaos_load import Load, Plan, Stream, plans
-from bench.chaos_server import GO_WRONG, Server
+from bench.chaos_server import Server
 from bench.client import Client
+from bench.fused import GO_WRONG
 from bench.report import Report, percentile
 from bench.serve import first_model
 
