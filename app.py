@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from messages.config import Config
 
 OK, FAILED, MISUSED = 0, 1, 2
-# What a server takes where the user says nothing and a GPU computes: steps long enough to fill it.
-GPU_DEFAULTS = {
-    "scheduler.prefill_budget": 8192,
-    "scheduler.running_max": 256,
-    "worker.memory_fraction": 0.9,
-}
 
 ABOUT = """\
 Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervised actors.
@@ -340,10 +334,7 @@ def settled(arguments: argparse.Namespace) -> Config:
     """Raises: SettingsError or SourceError, the user's fault."""
     from actors import run
 
-    config = config_of(arguments)
-    if run.gpu_count() and config.model.device != "cpu":
-        config = config_of(arguments, GPU_DEFAULTS)
-    found = run.settle(config, tell)
+    found = run.settle(config_of(arguments), tell)
     for reason in found.reasons:
         tell(reason)
     return found.config

@@ -13,6 +13,13 @@ import msgspec
 
 from messages.config import Config
 
+# (section, field, on a CPU, on a GPU). A GPU is full only with steps of thousands of tokens, and its memory
+# is the model's alone; a CPU's steps must be short, and of a host's memory others need some.
+BY_DEVICE: tuple[tuple[str, str, float, float], ...] = (
+    ("scheduler", "running_max", 64, 256),
+    ("scheduler", "prefill_budget", 512, 8192),
+    ("worker", "memory_fraction", 0.5, 0.9),
+)
 CORES_BEHIND = 4  # root, engine, worker, metrics
 CORES_A_FRONT = 2  # its loop, and its threads that encode
 FRONT_ENDS_MAX = 2  # with four there was less to gain than their messages cost (bench/NOTES.md)
@@ -58,6 +65,11 @@ def resolve(config: Config, machine: Machine) -> Settled:
         # A seed that were the same in every run would repeat its ids of calls, and its answers to
         # those who want them to differ.
         settle("runtime", "seed", machine.drawn_seed, "drawn for this run")
+    on_gpu = bool(machine.gpu_count) and config.model.device != "cpu"
+    for section, field, on_cpu, on_device in BY_DEVICE:
+        if not getattr(getattr(config, section), field):
+            why = "a GPU computes" if on_gpu else "the CPU computes"
+            settle(section, field, on_device if on_gpu else on_cpu, why)
     if config.runtime.front_ends == 0:
         count, why = front_ends_of(config, machine)
         settle("runtime", "front_ends", count, why)
@@ -84,6 +96,6 @@ def front_ends_of(config: Config, machine: Machine) -> tuple[int, str]:
     if config.runtime.placement != "processes" or not config.gateway.http:
         return 1, "one, where processes don't share a port"
     if not machine.gpu_count or config.model.device == "cpu":
-        return 1, "the model computes on the CPU"
+        return 1, "the CPU computes"
     spare = machine.core_count - CORES_BEHIND
     return max(1, min(FRONT_ENDS_MAX, spare // CORES_A_FRONT)), f"{machine.core_count} cores"

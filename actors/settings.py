@@ -170,9 +170,19 @@ FLAGS: tuple[Flag, ...] = (
         "--chars-per-token-max",
         "a prompt longer than this many characters a context token is refused unread",
     ),
-    Flag("scheduler", "running_max", "--max-running", "requests that run at once"),
+    Flag(
+        "scheduler",
+        "running_max",
+        "--max-running",
+        "requests that run at once; 0: 64, or 256 where a GPU computes",
+    ),
     Flag("scheduler", "queued_max", "--max-queued", "requests that may wait; more get 503"),
-    Flag("scheduler", "prefill_budget", "--prefill-budget", "tokens that one step may compute"),
+    Flag(
+        "scheduler",
+        "prefill_budget",
+        "--prefill-budget",
+        "tokens that one step may compute; 0: 512, or 8192 where a GPU computes",
+    ),
     Flag("scheduler", "policy", "--policy", "who is next: fcfs, or lpm (longest cached prefix)"),
     Flag("scheduler", "max_inflight", "--max-inflight", "steps sent before their results are here"),
     Flag(
@@ -206,7 +216,8 @@ FLAGS: tuple[Flag, ...] = (
         "worker",
         "memory_fraction",
         "--memory-fraction",
-        "of the memory that is free beside weights, steps and graphs, for the KV pool",
+        "of the memory that is free beside weights, steps and graphs, for the KV pool;"
+        " 0: 0.5, or 0.9 of a GPU's",
     ),
     Flag(
         "worker",

@@ -75,9 +75,9 @@ class TokenizerConfig(Section, frozen=True):
 
 
 class SchedulerConfig(Section, frozen=True):
-    running_max: Positive = 64
+    running_max: NonNegative = 0  # 0: by the machine, as the next one
     queued_max: Positive = 1024
-    prefill_budget: Positive = 512  # tokens one step may compute
+    prefill_budget: NonNegative = 0  # tokens one step may compute
     policy: str = "lpm"  # fcfs | lpm
     max_inflight: Positive = 2
     grammar_timeout_s: Seconds = 10.0  # how long a request waits for its grammar
@@ -97,7 +97,7 @@ class WorkerConfig(Section, frozen=True):
     grammar: str = "auto"  # the engine of structured output
     token_jump: bool = True  # tokens that a grammar forces are not sampled
     hang_s: Seconds = 1.5  # a forward without any progress for so long is hung
-    memory_fraction: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
+    memory_fraction: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0  # 0: by the machine
     graphs: bool = True  # steps are captured, where the device can
     deterministic: bool = False  # results have the same bits in any batch, cut in any chunks
     lazy_graphs: bool = False  # when first needed, not at the start

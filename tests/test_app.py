@@ -83,7 +83,7 @@ def test_a_flag_is_not_guessed_from_its_beginning(capsys: pytest.CaptureFixture[
 def test_a_value_out_of_range_is_refused_with_its_flag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "--max-running" in refused(capsys, "serve", "--max-running", "0")
+    assert "--page-size" in refused(capsys, "serve", "--page-size", "0")
 
 
 def test_an_unknown_key_of_the_file_is_named(

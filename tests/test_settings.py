@@ -95,7 +95,7 @@ def test_a_switch_can_be_turned_off() -> None:
         ("port = 9000\n", "`port` (did you mean `gateway.port`?)"),
         ("[gateway]\nhttp = false\n", "`gateway.http`"),
         ("[scheduler]\na = 1\n[cache]\nb = 2\n", "`cache.b`, `scheduler.a`"),
-        ("[scheduler]\nrunning_max = 0\n", "serve.toml: scheduler.running_max"),
+        ("[scheduler]\nqueued_max = 0\n", "serve.toml: scheduler.queued_max"),
         ('[scheduler]\nrunning_max = "8"\n', "serve.toml: scheduler.running_max"),
         ("[scheduler]\nrunning_max = true\n", "serve.toml: scheduler.running_max"),
         ('[runtime]\nplacement = "moon"\n', "'moon' is not one of inline, threads, processes"),
@@ -110,8 +110,8 @@ def test_a_wrong_file_is_refused_with_the_key_named(text: str, named: str) -> No
 
 
 def test_a_wrong_flag_is_refused_with_the_flag_named() -> None:
-    with pytest.raises(SettingsError, match="^--max-running: Expected `int` >= 1, got 0"):
-        read_config(None, parsed("--max-running", "0"))
+    with pytest.raises(SettingsError, match="^--page-size: Expected `int` >= 1, got 0"):
+        read_config(None, parsed("--page-size", "0"))
 
 
 @given(st.dictionaries(st.text(), st.dictionaries(st.text(), st.integers() | st.text())))
@@ -181,6 +181,28 @@ def test_resolve_makes_room_for_one_token_of_each_running_request() -> None:
     config, reasons = resolve(given, machine())
     assert config.scheduler.prefill_budget == 32
     assert any("prefill_budget" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "device", "found"),
+    [
+        (0, "auto", (64, 512, 0.5, "the CPU computes")),
+        (1, "auto", (256, 8192, 0.9, "a GPU computes")),
+        (1, "cpu", (64, 512, 0.5, "the CPU computes")),
+    ],
+)
+def test_steps_are_as_large_as_the_device_is(
+    gpu_count: int, device: str, found: tuple[int, int, float, str]
+) -> None:
+    given = read_config(None, parsed("--device", device))
+    config, reasons = resolve(given, machine(gpu_count=gpu_count))
+    scheduler = config.scheduler
+    assert (scheduler.running_max, scheduler.prefill_budget) == found[:2]
+    assert config.worker.memory_fraction == found[2]
+    assert f"scheduler.running_max = {found[0]} ({found[3]})" in reasons
+    given = read_config(None, parsed("--max-running", "5", "--memory-fraction", "0.3"))
+    config, _ = resolve(given, machine(gpu_count=gpu_count))
+    assert (config.scheduler.running_max, config.worker.memory_fraction) == (5, 0.3)
 
 
 def test_resolve_is_idempotent() -> None:
