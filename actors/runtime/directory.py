@@ -71,7 +71,9 @@ class Entry:
         if self.seen_up and (self.seen_up < known.incarnation or not is_up):
             # Down of a life whose end was overtaken by the news of its successor counts too.
             dead = Address(old.node if old is not None else known.node, self.path, self.seen_up)
-            reason = known.last_exit or Reason(Cause.STOPPED)
+            # While it is being stopped, the last exit that is known is that of the life before.
+            told = None if known.state is State.STOPPING else known.last_exit
+            reason = told or Reason(Cause.STOPPED)
             changes.append((Change.DOWN, dead, reason))
             self.seen_up = 0
         if is_up and self.seen_up != known.incarnation:

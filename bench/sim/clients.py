@@ -69,7 +69,9 @@ class Client:
         await asyncio.sleep(self.ask.at_s)
         while True:
             self.tries += 1
-            self.begin_s = loop.time()
+            try_s = loop.time()
+            if not self.answer.last_id:  # else the stream that it comes back to is older
+                self.begin_s = try_s
             problem: Problem | None = None
             is_whole = False
             life = await self.world.gateway(self.ask.front + self.tries - 1)
@@ -79,10 +81,10 @@ class Client:
                 is_whole = await self.way()(life)
             except Refused as refused:
                 problem = refused.problem
-                if await self.world.gateway_died_since(life, self.begin_s, problem):
+                if await self.world.gateway_died_since(life, try_s, problem):
                     continue
             except Lost:
-                died = await self.world.gateway_died_since(life, self.begin_s, None)
+                died = await self.world.gateway_died_since(life, try_s, None)
                 assert died, "a connection was dropped"
                 self.was_at = None
                 continue

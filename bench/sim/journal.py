@@ -11,9 +11,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from actors.runtime.codec import kind_of
+from actors.runtime.frame import AnyFrame, Data
 
 LAST_EVENTS = 60
+FRAMES = msgspec.msgpack.Decoder(AnyFrame)
 
 
 class Journal:
@@ -53,10 +57,17 @@ class Journal:
             match what:
                 case "frame":
                     size = sum(map(len, data))
-                    text = f"{source} -> {target}  frame {kind_of(data[0])} {size} bytes"
+                    text = f"{source} -> {target}  {kind_of_frame(data)}, {size} bytes"
                 case "takes":
                     text = f"  {source} takes {kind_of(data)} for {target}"
                 case _:
                     text = what
             lines.append(f"{at_s:12.4f}  {text}")
         return lines
+
+
+def kind_of_frame(parts: list[bytes]) -> str:
+    frame = FRAMES.decode(parts[0])
+    if isinstance(frame, Data):
+        return f"{kind_of(parts[1])} for {frame.header.target}, number {frame.seq}"
+    return type(frame).__name__

@@ -209,14 +209,17 @@ IMPOSSIBLE = ("regex", "[z&&a]x(")
 def draw(seed: int, duration_s: float, *, shuffles: bool = False, is_rich: bool = True) -> Scenario:
     """`is_rich`: with what `enrich` adds."""
     shape = draw_shape(rng_for(seed, "shape"), shuffles)
-    asks = draw_asks(rng_for(seed, "workload"), duration_s, shape)
     menu = draw_menu(rng_for(seed, "menu"))
+    more = rng_for(seed, "more")
+    # A deployment's day has its nights: a part of it in which hardly anybody asks for anything.
+    quiet_s = duration_s * more.choice((0.0, 0.3, 0.6)) if is_rich else 0.0
+    asks = draw_asks(rng_for(seed, "workload"), duration_s - quiet_s, shape)
     scenario = Scenario(seed, duration_s, shape, asks, menu)
-    return enrich(scenario, rng_for(seed, "more")) if is_rich else scenario
+    return enrich(scenario, quiet_s, more) if is_rich else scenario
 
 
-def enrich(scenario: Scenario, rng: random.Random) -> Scenario:
-    shape = scenario.shape
+def enrich(scenario: Scenario, quiet_s: float, rng: random.Random) -> Scenario:
+    shape, menu = scenario.shape, scenario.menu
     # Most worlds need no more than one heartbeat a second, which leaves the time to others.
     heartbeat_s = rng.choice((shape.heartbeat_s, 1.0, 1.0))
     placement = rng.choice((shape.placement, shape.placement, *FRONTS))
@@ -231,10 +234,12 @@ def enrich(scenario: Scenario, rng: random.Random) -> Scenario:
         resume_s=rng.choice((1.0, 10.0, 30.0)),
         resume_streams_max=rng.choice((1, 128, 128)),
     )
-    weights = scenario.menu.weights | {
-        fault: rng.choice((0.0, 0.0, 1.0, 3.0)) for fault in MORE_FAULTS
-    }
-    asks = tuple(enrich_ask(ask, rng) for ask in scenario.asks)
+    weights = menu.weights | {fault: rng.choice((0.0, 0.0, 1.0, 3.0)) for fault in MORE_FAULTS}
+    dusk_s = rng.uniform(0.0, max((ask.at_s for ask in scenario.asks), default=0.0))
+    asks = tuple(
+        enrich_ask(ask._replace(at_s=ask.at_s + quiet_s * (ask.at_s > dusk_s)), rng)
+        for ask in scenario.asks
+    )
     poison = None
     if rng.random() < 0.2 and asks:
         poison = POISON
@@ -257,7 +262,7 @@ def enrich(scenario: Scenario, rng: random.Random) -> Scenario:
     return scenario._replace(
         shape=shape,
         asks=asks,
-        menu=scenario.menu._replace(weights=weights),
+        menu=menu._replace(weights=weights, gap_s=rng.choice((menu.gap_s, menu.gap_s, 30.0))),
         poison=poison,
         drain=drain,
     )

@@ -213,6 +213,16 @@ def test_each_life_is_up_once_and_down_once() -> None:
     assert entry.address == Address("n", "p", 2)
 
 
+def test_a_life_that_is_being_stopped_is_not_told_dead_of_what_the_one_before_it_died_of() -> None:
+    entry = Entry("p")
+    crashed = Reason(Cause.CRASHED)
+    entry.update(known(2, State.RUNNING, crashed))
+    changes = entry.update(known(2, State.STOPPING, crashed))
+    assert [(change, reason) for change, _, reason in changes] == [
+        (Change.DOWN, Reason(Cause.STOPPED))
+    ]
+
+
 def test_news_of_an_earlier_life_changes_nothing() -> None:
     entry = Entry("p")
     entry.update(known(2, State.RUNNING))
