@@ -28,6 +28,7 @@ PROGRAMS_WANTED = 132 * 8  # programs that fill the device
 SPLITS_WIDE = 4
 SHARES_MAX = 16  # splits of keys that many rows share
 SHARED_TILE = 64  # query heads of one program over them
+PACKED_SCALE = 256.0  # what `packed.py` leaves to the scales
 
 
 @ATTENTION.register("triton")
@@ -67,6 +68,12 @@ class TritonAttention:
         # Of a decode kernel: keys of one product, warps, depth of its pipeline.
         self.narrow = shape.wide_dtype.itemsize == 2 and self.wide <= 128
         self.block, self.warps, self.stages = (BLOCK, 4, 2) if self.narrow else (BLOCK // 2, 4, 1)
+        self.packed = (
+            shape.dtype == torch.float8_e4m3fn
+            and shape.wide_dtype.itemsize == 2
+            and heads.dim % 2 == 0
+            and self.wide >= 32
+        )
         self.split_min = SPLIT_MIN
         self.batch: AttentionBatch
         self.table_rows: Tensor
@@ -143,65 +150,40 @@ class TritonAttention:
         sizes = {"D": heads.dim, "WIDE": self.wide, "BLOCK": self.block, "PDL": self.pdl}
         pages_max = batch.page_table.stride(0)
         if self.shares:
-            tile = self.shared_rows()
-            self.kernels.shared_kernel[(-(-q.shape[0] // tile), heads.kv, self.shares)](
+            self.decode_shared(q, k_pool, v_pool, scale, v_scale)
+        if self.packed and not self.shares:
+            self.decode_packed(q, k_pool, v_pool, out, scale, v_scale, window)
+        else:
+            self.kernels.decode_kernel[(q.shape[0], heads.kv, splits)](
                 q,
                 k_pool,
                 v_pool,
                 batch.page_table,
+                self.table_rows,
+                batch.kv_len,
                 lens,
-                source,
                 self.part,
                 self.part_lse,
+                out,
                 scale,
                 v_scale,
                 self.softcap,
                 pages_max,
-                q.shape[0],
                 splits,
                 slots,
                 HKV=heads.kv,
                 G=self.group,
-                GROUP=1 << (self.group - 1).bit_length(),
-                TILE=tile,
+                ROWS=self.rows,
                 PAGE=batch.page_size,
+                SPLIT_MIN=self.split_min,
+                WINDOW=window,
                 CAP=self.softcap > 0,
-                SHARES=self.shares,
-                num_warps=4,
-                num_stages=min(self.stages, 2),
+                SHARED=self.shares > 0,
+                num_warps=self.warps,
+                num_stages=self.stages,
                 **sizes,
                 **self.launch,
             )
-        self.kernels.decode_kernel[(q.shape[0], heads.kv, splits)](
-            q,
-            k_pool,
-            v_pool,
-            batch.page_table,
-            self.table_rows,
-            batch.kv_len,
-            lens,
-            self.part,
-            self.part_lse,
-            out,
-            scale,
-            v_scale,
-            self.softcap,
-            pages_max,
-            splits,
-            slots,
-            HKV=heads.kv,
-            G=self.group,
-            ROWS=self.rows,
-            PAGE=batch.page_size,
-            SPLIT_MIN=self.split_min,
-            WINDOW=window,
-            CAP=self.softcap > 0,
-            SHARED=self.shares > 0,
-            num_warps=self.warps,
-            num_stages=self.stages,
-            **sizes,
-            **self.launch,
-        )
         # Most rows of a crowded step have nothing to sum: few programs find that out.
         each = self.group if self.split_min == SPLIT_MIN_CROWDED else 1
         self.kernels.combine_kernel[(q.shape[0], heads.query // each)](
@@ -222,6 +204,91 @@ class TritonAttention:
             SHARES=max(self.shares, 1),
             num_warps=4,
             **sizes,
+            **self.launch,
+        )
+
+    def decode_shared(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, v_scale: float
+    ) -> None:
+        """Keys that many rows share, into the last slots of `part`."""
+        heads, batch, tile = self.shape.heads, self.batch, self.shared_rows()
+        assert batch.shared is not None
+        self.kernels.shared_kernel[(-(-q.shape[0] // tile), heads.kv, self.shares)](
+            q,
+            k_pool,
+            v_pool,
+            batch.page_table,
+            batch.shared.lens,
+            batch.shared.source,
+            self.part,
+            self.part_lse,
+            scale,
+            v_scale,
+            self.softcap,
+            batch.page_table.stride(0),
+            q.shape[0],
+            self.splits,
+            self.splits + self.shares,
+            HKV=heads.kv,
+            G=self.group,
+            GROUP=1 << (self.group - 1).bit_length(),
+            TILE=tile,
+            D=heads.dim,
+            WIDE=self.wide,
+            PAGE=batch.page_size,
+            BLOCK=self.block,
+            CAP=self.softcap > 0,
+            SHARES=self.shares,
+            PDL=self.pdl,
+            num_warps=4,
+            num_stages=min(self.stages, 2),
+            **self.launch,
+        )
+
+    def decode_packed(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        out: Tensor,
+        scale: float,
+        v_scale: float,
+        window: int,
+    ) -> None:
+        """Pools of fp8, two numbers at a time."""
+        from kernels.ops.triton import packed
+
+        heads, batch = self.shape.heads, self.batch
+        packed.decode_packed_kernel[(q.shape[0], heads.kv, self.splits)](
+            q,
+            k_pool.view(torch.uint16),
+            v_pool.view(torch.uint16),
+            batch.page_table,
+            self.table_rows,
+            batch.kv_len,
+            self.part,
+            self.part_lse,
+            out,
+            scale * PACKED_SCALE,
+            v_scale * PACKED_SCALE,
+            self.softcap,
+            batch.page_table.stride(0),
+            self.splits,
+            self.splits,
+            HKV=heads.kv,
+            G=self.group,
+            ROWS=self.rows,
+            D=heads.dim,
+            WIDE=self.wide // 2,
+            PAGE=batch.page_size,
+            BLOCK=self.block,
+            SPLIT_MIN=self.split_min,
+            WINDOW=window,
+            CAP=self.softcap > 0,
+            ASM=self.shape.device.type == "cuda",
+            PDL=self.pdl,
+            num_warps=self.warps,
+            num_stages=self.stages,
             **self.launch,
         )
 

@@ -82,8 +82,8 @@ def divergence(wanted: Tensor, got: Tensor) -> float:
 def test_bfloat16_and_fp8_keys_are_close_to_float32(
     smollm2: Path, chunk: int, record_property: Callable[[str, float], None]
 ) -> None:
-    """On real text (the model's own, greedy) the mean KL from float32 is below 0.01 in bfloat16,
-    and keys in fp8 add less than 0.03."""
+    """On real text (the model's own, greedy) the mean KL from float32 is below 0.002 in bfloat16,
+    and below 0.02 with keys in fp8."""
     exact = Runner.load(smollm2, OPTIONS)
     (text,) = Driver(exact).generate([[504, 3575, 282, 4649, 314]], TEXT_LEN - 5)
     tokens = [504, 3575, 282, 4649, 314, *text]
@@ -104,4 +104,4 @@ def test_bfloat16_and_fp8_keys_are_close_to_float32(
     for (attention, kv_dtype), distance in found.items():
         record_property(f"KL {attention} {kv_dtype}", distance)
     for (_, kv_dtype), distance in found.items():
-        assert distance < (0.01 if kv_dtype == "auto" else 0.04), found
+        assert distance < (0.002 if kv_dtype == "auto" else 0.02), found
