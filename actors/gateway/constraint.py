@@ -24,6 +24,7 @@ from messages.types import Grammar
 
 S = TypeVar("S")
 ANY_OBJECT = {"type": "object"}
+RAW_BYTES_MAX = 512 << 10  # of a constraint, before anything is read of it
 
 
 def read_constraint(body: Constraints) -> Grammar | None:
@@ -33,6 +34,8 @@ def read_constraint(body: Constraints) -> Grammar | None:
         value = getattr(body, name)
         if value is None or (isinstance(value, msgspec.Raw) and is_neutral(value)):
             continue
+        if isinstance(value, msgspec.Raw) and len(bytes(value)) > RAW_BYTES_MAX:
+            raise invalid(f"`{name}` is longer than {RAW_BYTES_MAX} bytes.", name)
         grammar = read_field(name, value)
         if grammar is not None:
             found.append(grammar)

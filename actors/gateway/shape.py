@@ -23,6 +23,7 @@ from messages.openai import AllowedTools, ChatBody, ChosenFunction, Tool, ToolCh
 from messages.types import Grammar
 
 JSON, NAMED = "json", "named"
+TOOLS_BYTES_MAX = 2 << 20
 DEPTH_MAX = 100  # of a tool's parameters
 FALLBACK = "hermes"  # what the tokenizer describes to models whose template knows no tools
 
@@ -146,6 +147,8 @@ def read_choice(chat: ChatBody) -> Choice:
 def read_tools(chat: ChatBody, tools_max: int) -> list[Tool]:
     if bytes(chat.tools) in (b"", b"null"):
         return []
+    if len(bytes(chat.tools)) > TOOLS_BYTES_MAX:
+        raise invalid(f"`tools` are longer than {TOOLS_BYTES_MAX} bytes.", "tools")
     tools = decode_raw(chat.tools, list[Tool], "tools")
     if len(tools) > tools_max:
         raise invalid(f"At most {tools_max} tools.", "tools")

@@ -5,12 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import threading
 import time
+from typing import Any
 
-from bench.cases.asking import CHAT, COMPLETION, Failed, Peer, Watch, expect
+from bench.cases.asking import (
+    CHAT,
+    COMPLETION,
+    Failed,
+    Peer,
+    Reply,
+    Watch,
+    each_at_once,
+    expect,
+)
 from bench.cases.table import case
 
 SOCKETS = 100
+COMPILED_S = 15.0  # the grammar's time-out of this server, and some
 
 
 @case("B157", "unknown model")
@@ -25,6 +37,51 @@ def unknown_model(peer: Peer) -> None:
         del body["model"]
         peer.post(path, body).expect_refused(400, param="model")
     peer.get("/v1/models/nope").expect_refused(404)
+
+
+@case("B099", "schemas that are costly to compile")
+def costly_schemas(peer: Peer) -> None:
+    def nested(depth: int) -> dict[str, Any]:
+        if not depth:
+            return {"type": "integer"}
+        each = [{f"k{i}": nested(depth - 1)} for i in range(4)]
+        return {"oneOf": [{"type": "object", "properties": part} for part in each]}
+
+    wide = {f"p{i}": {"type": "string"} for i in range(5000)}
+    item = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    costly = (
+        nested(8),
+        nested(6),
+        {"type": "object", "properties": wide},
+        {"type": "array", "maxItems": 100_000, "items": item},
+    )
+    ends = threading.Event()
+    gaps: list[float] = []
+
+    def stream() -> None:
+        while not ends.is_set():
+            gaps.extend(peer.comp_stream("Once", max_tokens=40, ignore_eos=True).gaps_s)
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        with Watch(peer) as watch:
+            for reply in each_at_once(lambda value: ask_schema(peer, value), costly):
+                expect(reply.status in (200, 400), f"status {reply.status}: {reply.raw[:200]!r}")
+                expect(reply.seconds < COMPILED_S, f"an answer took {reply.seconds:.1f} s")
+            good = ask_schema(peer, item)
+            expect(good.status == 200, f"a good schema: {good.status}")
+            expect(good.seconds < COMPILED_S, f"a good schema took {good.seconds:.1f} s")
+        watch.expect_healthy(1.0)
+    finally:
+        ends.set()
+        thread.join()
+    expect(max(gaps) < 2, f"the stream beside stood still for {max(gaps):.1f} s")
+
+
+def ask_schema(peer: Peer, schema: dict[str, Any]) -> Reply:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return peer.chat("hi", max_tokens=20, response_format=form)
 
 
 @case("B183", "very large body")

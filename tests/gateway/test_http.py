@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from typing import Any
 
@@ -470,3 +471,23 @@ async def test_an_admin_may_have_an_actor_restarted() -> None:
     nobody = await street.ask(street.request("POST", "/actors/nobody/restart", headers=headers))
     assert nobody.status == 404
     assert street.cell.restarts_asked == ["replica/worker"]
+
+
+async def test_a_body_is_read_without_the_collector_of_garbage() -> None:
+    """B189: it takes several times as long as the reading, and all streams wait for it."""
+    street = Street()
+    seen: list[bool] = []
+    (place,) = [
+        route.endpoint for route in street.app.router.routes if route.path == "/v1/completions"
+    ]
+    read = place.dialect.read
+
+    def watched(*given: Any) -> Any:
+        seen.append(gc.isenabled())
+        return read(*given)
+
+    place.dialect = place.dialect._replace(read=watched)
+    for body in ({"model": "M", "prompt": "a"}, {"model": "M", "prompt": 5}):
+        await street.ask(street.request("POST", "/v1/completions", body))
+        assert gc.isenabled()
+    assert seen == [False, False]

@@ -368,6 +368,24 @@ def test_wrong_constraints_are_refused_by_name(fields: dict[str, Any], param: st
     assert param_of(completion, **fields) == param
 
 
+def test_what_is_too_long_to_be_looked_at_is_refused_unread() -> None:
+    """B099, B189: reading a schema of megabytes would hold up all streams of the gateway."""
+    schema = {"enum": ["x" * 1000] * 600}
+    for name, value in (
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": schema}}),
+        ("json_schema", schema),
+        ("guided_json", json.dumps(schema)),
+        ("structured_outputs", {"json": schema}),
+        ("structural_tag", {"structures": [schema], "triggers": ["x"]}),
+    ):
+        assert param_of(completion, **{name: value}) == name
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(4)
+    ]
+    assert param_of(chat, tools=tools) == "tools"
+    assert chat(tools=tools[:2]).shape.names == ("f0", "f1")
+
+
 def test_parsers_come_from_the_settings_or_the_template() -> None:
     note = Dialect("hermes", "think")
     assert parsers_of(GatewayConfig(), note) == HERMES

@@ -43,7 +43,8 @@ def house(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
     # A template that takes tools and does not show them: they would fill this small context.
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{# tools #}" + TEMPLATE, "utf-8")
-    found = Server(tiny, tmp_path_factory.mktemp("logs"), "--chat-template", str(template))
+    words = ("--chat-template", str(template), "--grammar-timeout", "50")
+    found = Server(tiny, tmp_path_factory.mktemp("logs"), *words)
     try:
         with found.wait_ready().client() as client:
             found.client = lambda: client  # type: ignore[method-assign]
@@ -155,6 +156,51 @@ def test_wrong_schemas_are_refused_and_the_server_goes_on(
         chat(house, response_format=form(schema), stream=stream)
     assert caught.value.body["param"] == "response_format"  # type: ignore[index]
     assert house.status("/health") == 200
+
+
+def nested(depth: int) -> Any:
+    if not depth:
+        return {"type": "integer"}
+    branches = [
+        {"type": "object", "properties": {f"k{i}": nested(depth - 1)}, "required": [f"k{i}"]}
+        for i in range(4)
+    ]
+    return {"oneOf": branches}
+
+
+WIDE = {f"p{i}": {"type": "string"} for i in range(5000)}
+COSTLY = [
+    nested(8),
+    nested(6),
+    {"type": "object", "properties": WIDE},
+    {"type": "array", "maxItems": 100_000, "items": OBJ},
+]
+
+
+def test_costly_schemas_hold_up_neither_health_nor_streams_nor_other_schemas(house: Server) -> None:
+    """B099."""
+    free: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    expected = joined(chat(house, stream=True, **free))
+
+    def costly(schema: Any) -> int:
+        try:
+            chat(house, response_format=form(schema), max_tokens=4)
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(costly, schema) for schema in COSTLY]
+        streams = [pool.submit(lambda: joined(chat(house, stream=True, **free))) for _ in range(3)]
+        good = [pool.submit(text_of, house, response_format=form({"const": n})) for n in range(4)]
+        healths = [house.status("/health")]
+        while not all(future.done() for future in (*asked, *streams, *good)):
+            healths.append(house.status("/health"))
+        assert {future.result() for future in asked} <= {200, 400}
+        assert all(future.result() == expected for future in streams)
+        assert [future.result() for future in good] == ["0", "1", "2", "3"]
+    assert set(healths) == {200}
+    assert json.loads(text_of(house, response_format=form(OBJ)))
 
 
 @pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop")])

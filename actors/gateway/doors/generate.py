@@ -19,7 +19,13 @@ from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import Refused, unavailable
-from actors.gateway.exchange import STREAM_HEADERS, Exchange, HttpRefused, read_rows
+from actors.gateway.exchange import (
+    STREAM_HEADERS,
+    Exchange,
+    HttpRefused,
+    read_rows,
+    uncollected,
+)
 from actors.gateway.openai import read_chat, read_completion
 from actors.gateway.replies import plain_writer, stream_writer
 
@@ -109,7 +115,8 @@ class Generate:
                 raise Refused(unavailable("The server is shutting down."))
             body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
             draw = gateway.draw_seed if seed is None else lambda: seed
-            return self.dialect.read(body, gateway.limits, draw, created_s)
+            with uncollected():
+                return self.dialect.read(body, gateway.limits, draw, created_s)
         except (Refused, HttpRefused):
             gateway.context.count("histrio_requests_total", outcome="refused")
             raise

@@ -33,6 +33,7 @@ from actors.gateway.exchange import (
     HttpRefused,
     json_response,
     read_rows,
+    uncollected,
 )
 from actors.gateway.openai import Ask
 from actors.gateway.responses.reading import as_input, decode_responses, input_items, read_responses
@@ -97,10 +98,12 @@ class Responses:
     async def read(self, body: bytes, call_id: str, created_s: float) -> Asked:
         """Raises Refused."""
         gateway = self.gateway
-        found = decode_responses(body)
-        fresh = input_items(found)
+        with uncollected():
+            found = decode_responses(body)
+            fresh = input_items(found)
         history = (*await self.before(found.previous_response_id), *fresh)
-        ask = read_responses(found, history, gateway.limits, gateway.draw_seed, created_s)
+        with uncollected():
+            ask = read_responses(found, history, gateway.limits, gateway.draw_seed, created_s)
         head = Head(f"resp_{call_id}{self.number:02x}", int(created_s), gateway.limits.model)
         return Asked(found, ask, head, history, fresh)
 
