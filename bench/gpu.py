@@ -50,6 +50,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--lazy-graphs", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of W1")
     parser.add_argument("--json", action="store_true")
     found = parser.parse_args(list(words))
     if not torch.cuda.is_available():
@@ -143,7 +144,7 @@ def measure_model(
     gc.collect()
     gc.freeze()
     for wanted in found.loads.split(","):
-        for row in LOADS[wanted](house, found.repeats, runner, ceilings):
+        for row in LOADS[wanted](house, found, runner, ceilings):
             report.add(model=name, load=wanted, **row)
             say(f"  {wanted} {row}")
 
@@ -153,10 +154,13 @@ def say(text: str) -> None:
 
 
 def measure_w1(
-    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+    house: Callable[[], House],
+    found: argparse.Namespace,
+    runner: Runner,
+    ceilings: tuple[float, float],
 ) -> list[dict[str, Any]]:
     rows = []
-    for seed in (0, 1):
+    for seed in found.seeds:
         load = loads.mixed(seed)
         run = house().run(load, temperature=0.6)
         rate = load.output_count / run.end_s
@@ -168,10 +172,13 @@ def measure_w1(
 
 
 def measure_w2(
-    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+    house: Callable[[], House],
+    found: argparse.Namespace,
+    runner: Runner,
+    ceilings: tuple[float, float],
 ) -> list[dict[str, Any]]:
     gaps, firsts, hosts = [], [], []
-    for nth in range(repeats + 1):
+    for nth in range(found.repeats + 1):
         run = house().run(loads.single(nth, 256))
         (arrivals,) = run.arrivals_s.values()
         first = house().run(loads.single(nth, 1))
@@ -190,10 +197,13 @@ def measure_w2(
 
 
 def measure_w3(
-    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+    house: Callable[[], House],
+    found: argparse.Namespace,
+    runner: Runner,
+    ceilings: tuple[float, float],
 ) -> list[dict[str, Any]]:
     cold, warm, steps = [], [], 0
-    for _ in range(repeats):
+    for _ in range(found.repeats):
         fresh = house()  # an empty cache
         run = fresh.run(loads.shared(warm=False))
         cold.append(run.end_s)
@@ -206,10 +216,13 @@ def measure_w3(
 
 
 def measure_w4(
-    house: Callable[[], House], repeats: int, runner: Runner, ceilings: tuple[float, float]
+    house: Callable[[], House],
+    found: argparse.Namespace,
+    runner: Runner,
+    ceilings: tuple[float, float],
 ) -> list[dict[str, Any]]:
     rates, hosts = [], []
-    for nth in range(repeats):
+    for nth in range(found.repeats):
         load = loads.prefill(nth)
         run = house().run(load)
         hosts.append(run.host_s)
