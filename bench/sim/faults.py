@@ -45,6 +45,7 @@ SITES = (
 )
 
 
+AFTERMATH_S = 5.0  # links are made anew, a hang is found
 STUCK_S = 30.0  # how long a forward that hangs may trouble others, its watch included
 
 
@@ -84,6 +85,12 @@ class Injector:
                 break
             self.fire(self.rng.choices(kinds, weights)[0])
         self.end()
+
+    def is_trouble(self, now_s: float) -> bool:
+        """What was done has not passed yet."""
+        if self.pace.factor > 1.0 or self.pace.is_stuck or self.loop_of is not None:
+            return True
+        return any(until_s + AFTERMATH_S > now_s for _, until_s in self.troubles)
 
     def end(self) -> None:
         """Peace: nothing new happens, and what was held is let go."""

@@ -7,6 +7,7 @@ It does not know how faults are made: only when there was trouble, and who died.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from actors.gateway.record import LOSSES_MAX
@@ -17,8 +18,29 @@ from messages.system import Cause
 from messages.types import Fault
 
 PATIENCE_S = 30.0  # a part may go on dying of its trouble for a while: back-off, launch, start
+WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
 LEFT_STEPS = 6
+
+
+class Health:
+    """When a house was whole: all parts running, no trouble."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self.time = time
+        self.spans: list[list[float]] = []  # [first, last] looks that found it so
+        self.is_whole = False
+
+    def note(self, is_whole: bool) -> None:
+        now_s = self.time()
+        if is_whole and not self.is_whole:
+            self.spans.append([now_s, now_s])
+        elif is_whole:
+            self.spans[-1][1] = now_s
+        self.is_whole = is_whole
+
+    def whole_for(self, at_s: float) -> float:
+        return max((at_s - first for first, last in self.spans if first <= at_s <= last), default=0)
 
 
 class Judge:
@@ -46,9 +68,8 @@ class Judge:
                 waited_s = outcome.end_s - outcome.begin_s
                 recover_s = world.recover_s
                 assert waited_s >= recover_s, f"{where} given up after {waited_s:g} s"
-                calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
-                is_late = calm_s > recover_s + PATIENCE_S
-                assert not is_late, f"{where} given up {calm_s:g} s after all trouble"
+                whole_s = world.health.whole_for(outcome.end_s)
+                assert whole_s <= WHOLE_S, f"{where} given up by a house whole for {whole_s:g} s"
             case "repeatedly_interrupted":
                 deaths = self.deaths(outcome.begin_s, outcome.end_s)
                 assert len(deaths) >= LOSSES_MAX, f"{where} was blamed for {deaths}"

@@ -44,6 +44,17 @@ def check_always(system: Any, nodes: list[Node]) -> None:
                 assert request.attempt <= record.attempt, f"{name}: attempt {request.attempt} runs"
 
 
+def all_run(system: Any, nodes: list[Node]) -> bool:
+    """The life that the root knows of each actor is in service."""
+    lives = lives_of(nodes)
+    return all(
+        leaf.path in lives
+        and lives[leaf.path].state is State.RUNNING
+        and lives[leaf.path].address.incarnation == leaf.incarnation
+        for leaf in system.leaves.values()
+    )
+
+
 def gateways_of(lives: dict[str, Life]) -> list[Gateway]:
     return [life.actor for life in lives.values() if isinstance(life.actor, Gateway)]
 

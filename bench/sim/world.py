@@ -38,7 +38,7 @@ from bench.sim.clients import Client, Outcome
 from bench.sim.faults import Injector
 from bench.sim.house import House, Probe
 from bench.sim.journal import Journal
-from bench.sim.judge import Judge
+from bench.sim.judge import Health, Judge
 from bench.sim.oracle import oracle_of
 from bench.sim.rooms import Device, Pace
 from bench.sim.scenario import CONTEXT_LEN, Ask, Drain, Scenario
@@ -61,6 +61,7 @@ EPOCH_S = 1_800_000_000.0
 PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
+DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
 RECOVER_S = 30.0  # how long it lets a request wait for a lost part
 STEPS_MAX = 40_000_000
 # What a client is told as its gateway ends. The last one is from a scheduler that knew it first.
@@ -283,7 +284,7 @@ class World:
         is_its_end = problem is None or problem.message.startswith(GATEWAY_ENDS)
         if self.is_draining:
             return problem is None
-        until_s = self.loop.time() + (20.0 if is_its_end else 0.0)
+        until_s = self.loop.time() + (DEATH_KNOWN_S if is_its_end else 0.0)
         path = life.address.path
         while self.gave_up is None:
             if any(path == dead and when >= at_s for when, dead, _ in self.deaths):
@@ -401,6 +402,8 @@ class World:
         scenario = self.scenario
         begin_s = loop.time()
         clients = self.come(scenario.asks)
+        self.health = Health(loop.time)
+        looking = loop.create_task(self.look())
         self.watching = watching = loop.create_task(self.watch(system))
         await self.injector.run(begin_s + scenario.duration_s * 0.8)
         _, late = await asyncio.wait(clients, timeout=scenario.duration_s * 0.2 + PEACE_S)
@@ -419,6 +422,7 @@ class World:
         if self.gave_up is None and scenario.drain is not None:
             await self.drain(system, scenario.drain)
         watching.cancel()
+        looking.cancel()
         await system.stop()
         for node in self.nodes():
             assert not node.lives, f"{node.name} has {list(node.lives)} after the stop"
@@ -462,6 +466,15 @@ class World:
         self.journal.note(f"the root gave up: {self.gave_up.detail}")
         self.injector.end()
         await system.stop()
+
+    async def look(self) -> None:
+        """Notes when all parts run and nothing is done to them."""
+        while True:
+            await asyncio.sleep(1.0)
+            self.health.note(
+                not self.injector.is_trouble(self.loop.time())
+                and laws.all_run(self.system, self.nodes())
+            )
 
     async def settle(self, system: System) -> None:
         until_s = self.loop.time() + QUIET_S
