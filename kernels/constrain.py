@@ -249,17 +249,3 @@ class Masks:
         """[D, vocab]"""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little")
         return bits[:, :vocab_size].view(np.bool_)
-
-    def added(self, vocab_size: int) -> NDArray[np.float32]:
-        """[D, vocab]: 0 where a token may come, else -inf. To add it to logits costs a fiftieth of
-        filling them by a mask, where each bit is a branch."""
-        rows = np.take(ADDED, self.words.view(np.uint8), axis=0)
-        return rows.reshape(len(self.words), -1)[:, :vocab_size]
-
-
-# For each byte of a mask, what its eight bits add.
-ADDED = np.where(
-    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
-    np.float32(0.0),
-    np.float32(-np.inf),
-)

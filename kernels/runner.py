@@ -373,15 +373,8 @@ class Runner:
         if masks is None:
             return
         if len(masks.rows):
-            rows = self.to_device(masks.rows)
-            if self.device.type == "cpu":
-                added = torch.from_numpy(masks.added(logits.shape[1]))
-            else:  # 32 times fewer bytes to copy
-                words = self.to_device(masks.words)
-                bits = words[:, :, None] >> torch.arange(32, device=self.device)
-                added = torch.where((bits & 1).bool(), 0.0, -torch.inf)
-                added = added.flatten(1)[:, : logits.shape[1]]
-            logits.index_add_(0, rows, added)
+            rows, words = self.to_device(masks.rows), self.to_device(masks.words)
+            self.model.ops.bar(logits, rows, words)
         if len(masks.broken):
             logits[self.to_device(masks.broken)] = torch.nan
 

@@ -156,6 +156,12 @@ class Ops(Protocol):
         """As `silu_mul`, with the tanh form of gelu."""
         ...
 
+    def bar(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        """Adds -inf, in place, to what may not come: of the different rows `rows` (int64 [D]) of
+        logits float32 [S, vocab], each token whose bit is not set in words (int32 [D, words],
+        contiguous, at least a bit for each column)."""
+        ...
+
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """float32 [S, vocab] -> the largest of each row (NaN if there is one) and the first id at
         which it stands, int64 [S]."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 from kernels.ops import exact
 from kernels.ops.base import FP8_MAX, KV_DTYPES, OPS, Filters, Heads
 from kernels.ops.draw import draw
+from kernels.ops.masks import bar
 from kernels.quant.weight import Weight
 
 DTYPES = {
@@ -131,6 +132,9 @@ class ReferenceOps:
         if self.exact(gate.dtype):
             return exact.gelu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
+
+    def bar(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        bar(logits, rows, words)
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         peak, tokens = logits.max(dim=-1)

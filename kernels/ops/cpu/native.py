@@ -82,6 +82,7 @@ SIGNATURES = {
     "hs_linear_rows": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "hs_embed": (c_int, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
     "hs_rms_norm": (c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p),
+    "hs_bar": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64),
     "hs_best": (c_void_p, c_int64, c_int64, c_void_p, c_void_p),
     "hs_draw": (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p,
                 c_void_p, c_void_p),

@@ -245,6 +245,19 @@ class CpuOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return exact.gelu(gate) * up
 
+    def bar(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        assert logits.is_contiguous() and words.is_contiguous() and words.dtype == torch.int32
+        native.check(
+            self.library.hs_bar(
+                logits.data_ptr(),
+                logits.shape[1],
+                rows.data_ptr(),
+                len(rows),
+                words.data_ptr(),
+                words.shape[1],
+            )
+        )
+
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.contiguous()
         rows, n = logits.shape

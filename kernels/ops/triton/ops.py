@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from kernels.ops.base import KV_DTYPES, Filters, Heads, OpsUnavailable
 from kernels.ops.draw import draw
+from kernels.ops.masks import bar
 from kernels.ops.triton import elementwise, gemv
 from kernels.quant.weight import DenseWeight, Weight
 
@@ -251,6 +252,9 @@ class TritonOps:
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         peak, tokens = logits.max(dim=-1)
         return peak, tokens
+
+    def bar(self, logits: Tensor, rows: Tensor, words: Tensor) -> None:
+        bar(logits, rows, words)
 
     def draw(self, logits: Tensor, rows: Tensor, filters: Filters, noise: Tensor) -> Tensor:
         return draw(logits.index_select(0, rows), filters, noise)

@@ -23,6 +23,39 @@ typedef struct {
     size_t scratch_bytes;
 } draw_job;
 
+typedef struct {
+    float *logits;
+    int64_t n;
+    const int64_t *row_index;
+    const uint32_t *words;
+    int64_t width;
+} bar_job;
+
+static void bar_piece(void *argument, int64_t index, int worker) {
+    (void)worker;
+    const bar_job *job = argument;
+    float *x = job->logits + job->row_index[index] * job->n;
+    const uint32_t *words = job->words + index * job->width;
+    __m512 nothing = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < job->n; i += 16) {
+        __mmask16 open = (__mmask16)(words[i >> 5] >> (i & 16));
+        __mmask16 barred = (__mmask16)~open & tail_mask(job->n - i);
+        if (!barred) continue;
+        __m512 v = _mm512_maskz_loadu_ps(barred, x + i);
+        _mm512_mask_storeu_ps(x + i, barred, _mm512_add_ps(v, nothing));
+    }
+}
+
+/* Adds -inf to the tokens of rows row_index[i] of logits [..][n] whose bit is not set in words[i],
+ * [rows][width] with a bit for each token. The rows are different ones. */
+EXPORT int hs_bar(float *logits, int64_t n, const int64_t *row_index, int64_t rows,
+                  const uint32_t *words, int64_t width) {
+    if (width * 32 < n) return BAD_ARGUMENT;
+    bar_job job = {logits, n, row_index, words, width};
+    hs_parallel(bar_piece, &job, rows);
+    return OK;
+}
+
 /* What passes: weights whose bits are above `edge`, and the first `room` of those equal to it. */
 typedef struct { uint32_t edge; int64_t room; double mass; } cut;
 
