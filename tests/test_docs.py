@@ -10,6 +10,7 @@ import pytest
 
 import app
 from actors.settings import FLAGS
+from bench.cases import CASES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
@@ -52,3 +53,16 @@ def test_the_first_screen_of_the_readme_is_one_screen() -> None:
 
 def test_every_bench_that_is_offered_exists() -> None:
     assert all(importlib.util.find_spec(f"bench.{name}") for name in app.BENCHES)
+
+
+def test_the_cases_are_held_by_tests_that_exist_and_asked_by_the_bench() -> None:
+    rows = re.findall(r"^\| (B\d{3}) \| .* \| (.*) \| (•?) \|$", text_of("docs/cases.md"), re.M)
+    assert [name for name, _, _ in rows] == [f"B{number:03}" for number in range(1, 194, 2)]
+    asked = {case.name for case in CASES}
+    for name, held, dot in rows:
+        assert (dot == "•") == (name in asked), name
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", held)
+        assert tests or held.startswith("does not apply: "), name
+        for file, test in tests:
+            found = (ROOT / "tests" / file).read_text("utf-8")
+            assert re.search(rf"^(async def|def|class) {test}\b", found, re.M), (name, test)

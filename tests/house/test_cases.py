@@ -7,6 +7,7 @@ where each is held.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -40,3 +41,19 @@ def test_a_case_holds_and_the_server_lives(peer: Peer, name: str) -> None:
     each.run(peer)
     peer.expect_alive()
     assert all(psutil.pid_exists(process.pid) for process in peer.processes)
+
+
+def test_health_answers_while_prompts_are_cut_and_computed(peer: Peer) -> None:
+    """B093, B169: in a thread of its own, so that no size of a prompt holds up anything else."""
+    near = peer.comp_body([300] * (peer.context_len - 8), max_tokens=2)
+    texts = ("a" * 1_000_000, "\u4e00" * 300_000, " " * 1_000_000, "word " * 1_000_000)
+    bodies = [near] * 32 + [peer.comp_body(text, max_tokens=2) for text in texts]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        asked = [pool.submit(peer.post, "/v1/completions", body) for body in bodies]
+        healths = [peer.get("/health").status]
+        while not all(future.done() for future in asked):
+            healths.append(peer.get("/health").status)
+        statuses = [future.result().status for future in asked]
+    assert set(healths) == {200}
+    assert statuses == [200] * 32 + [400] * len(texts)
+    peer.expect_idle()

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.house.server import Server, eventually
@@ -163,3 +164,14 @@ def test_clients_that_leave_free_what_they_held(server: Server) -> None:
     eventually(lambda: server.metric('histrio_pages{state="leased"') == 0, "no page is leased")
     eventually(lambda: server.metric("histrio_streams_open") == 0, "no stream is open")
     assert complete(server, "x").choices[0].text
+
+
+def test_nothing_but_the_http_port_listens(server: Server) -> None:
+    """B187: what parts say to one another goes through files that are this user's alone."""
+    listening = {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in (psutil.Process(server.process.pid), *server.children())
+        for connection in process.net_connections("inet")
+        if connection.status in (psutil.CONN_LISTEN, psutil.CONN_NONE)
+    }
+    assert listening == {("127.0.0.1", server.port)}
