@@ -28,7 +28,7 @@ def read(runner: Runner, known: Answered, sampling: Sampling, **how: int) -> np.
     return np.stack([driver.vectors[index] for index in range(count)])
 
 
-@pytest.mark.parametrize("model", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_vectors_are_the_oracles_hidden_states(
     flavour: str, model: str, tiny_models: dict[str, Answered]
@@ -42,11 +42,12 @@ def test_vectors_are_the_oracles_hidden_states(
         assert np.abs(found - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize("model", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_scores_are_the_oracles_log_probabilities(
-    flavour: str, tiny_models: dict[str, Answered]
+    flavour: str, model: str, tiny_models: dict[str, Answered]
 ) -> None:
-    known = tiny_models["qwen3"]
+    known = tiny_models[model]
     expected = np.array([[entry["logprobs"][i] for i in LABELS] for entry in known.read])
     found = read(load(known.path, flavour), known, SCORE)
     assert np.abs(found - expected).max() < 2e-5
