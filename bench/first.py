@@ -31,6 +31,7 @@ from actors.runtime.actor import Actor, MailboxSpec
 from actors.scheduler.actor import Scheduler
 from actors.tokenizer.actor import Done, Tokenizer
 from bench.client import Client, Outcome
+from bench.crowd import Crowd
 from bench.front import busy_ns, make_vocabulary
 from bench.report import ROOT, Report, percentile
 from bench.serve import free_port, send_wave, wait_ready
@@ -350,16 +351,17 @@ def middle_wave(found: argparse.Namespace, url: str, streams: int) -> tuple[list
     waves: list[list[Outcome]] = []
     processes = processes_of(url)
     before: dict[str, tuple[int, int]] = {}
-    for nth in range(found.waves + 1):
-        if nth == 1:
-            before = {node: busy_ns(pid) for node, pid in processes.items()}
-        requests = load.wave(0, nth, 3000)
-        outcomes = asyncio.run(send_wave(client, "m", load, requests, settings, nth))
-        errors = [outcome.error for outcome in outcomes if outcome.error]
-        if errors:
-            raise RuntimeError(f"{len(errors)} of {streams} failed: {errors[0]}")
-        if nth > 0:
-            waves.append(outcomes)
+    with Crowd(found.clients) as crowd:
+        for nth in range(found.waves + 1):
+            if nth == 1:
+                before = {node: busy_ns(pid) for node, pid in processes.items()}
+            requests = load.wave(0, nth, 3000)
+            outcomes = asyncio.run(send_wave(client, "m", load, requests, settings, nth, crowd))
+            errors = [outcome.error for outcome in outcomes if outcome.error]
+            if errors:
+                raise RuntimeError(f"{len(errors)} of {streams} failed: {errors[0]}")
+            if nth > 0:
+                waves.append(outcomes)
 
     def first_of(outcomes: list[Outcome]) -> float:
         return percentile([o.arrivals_s[0] - o.sent_s for o in outcomes], 0.5)
@@ -387,6 +389,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--streams", type=numbers, default=[64, 256], help="one or more, by comma")
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--waves", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=2, help="processes that the streams are in")
     parser.add_argument("--paced", default="", metavar="MS,RATE", help="a clock for a device")
     parser.add_argument("--shape", default="", metavar="DIR", help="whose config.json is served")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import random
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client import Client, Outcome
+from bench.crowd import Crowd, Part, delays, send_part
 from bench.report import ROOT, Report, median, percentile
 from bench.workload import PRESETS, VOCAB, Request, Workload, chosen, lengths
 
@@ -50,6 +50,7 @@ def arguments_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--model", default="", help="name to ask for; default: the first it lists")
     parser.add_argument("--prompt", choices=("ids", "text", "chat"), default="ids")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    parser.add_argument("--clients", type=int, default=1, help="processes that the streams are in")
     add_load(parser)
     words, rest = split_words(words)
     found = parser.parse_args(words)
@@ -106,23 +107,26 @@ def main(words: Sequence[str]) -> int:
     found, rest = arguments_of(words)
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(spawned(rest)) if found.spawn else found.url
-        return asyncio.run(measure(found, url))
+        crowd = stack.enter_context(Crowd(found.clients)) if found.clients > 1 else None
+        return asyncio.run(measure(found, url, crowd))
 
 
-async def measure(found: argparse.Namespace, url: str) -> int:
+async def measure(found: argparse.Namespace, url: str, crowd: Crowd | None) -> int:
     client = Client(url, key=found.key, timeout_s=found.timeout)
     try:
         model = found.model or await first_model(client)
     except (OSError, ValueError, TimeoutError, LookupError) as error:
         print(f"bench serve: {url} does not answer /v1/models: {error}", file=sys.stderr)
         return 1
-    report = Report("serve", as_json=found.json, url=url, model=model, seed=found.seed)
+    report = Report(
+        "serve", as_json=found.json, url=url, model=model, seed=found.seed, clients=found.clients
+    )
     failed = 0
     for load in found.loads:
         waves = []
         for repeat in range(-found.warm_up, load.repeats):
             requests = load.wave(found.seed, repeat, found.vocab)
-            outcomes = await send_wave(client, model, load, requests, found, repeat)
+            outcomes = await send_wave(client, model, load, requests, found, repeat, crowd)
             if repeat >= 0:
                 waves.append(summary(load, outcomes))
         row = middle(waves)
@@ -147,24 +151,17 @@ async def send_wave(
     requests: Sequence[Request],
     found: argparse.Namespace,
     repeat: int,
+    crowd: Crowd | None = None,
 ) -> list[Outcome]:
     """Sends all, at most `concurrency` at once; with a rate, at seeded random times."""
-    room = asyncio.Semaphore(load.concurrency if found.rate is None else len(requests))
-    rng = random.Random(f"arrivals/{found.seed}/{repeat}")
-    due_s = 0.0
-    tasks = []
-
-    async def send(request: Request, after_s: float) -> Outcome:
-        if after_s:
-            await asyncio.sleep(after_s)
-        async with room:
-            return await client.stream(*body_of(request, model, found.prompt))
-
-    for request in requests:
-        if found.rate is not None:
-            due_s += rng.expovariate(found.rate)
-        tasks.append(asyncio.ensure_future(send(request, due_s)))
-    return list(await asyncio.gather(*tasks))
+    room = load.concurrency if found.rate is None else len(requests)
+    after_s = delays(len(requests), found.rate, f"arrivals/{found.seed}/{repeat}")
+    bodies = (body_of(request, model, found.prompt) for request in requests)
+    asks = [(delay_s, *body) for delay_s, body in zip(after_s, bodies, strict=True)]
+    if crowd is not None:
+        return crowd.send(client, asks, room)
+    url = client.url.geturl()
+    return await send_part(Part(url, client.key, client.timeout_s, 0.0, room, asks))
 
 
 def body_of(request: Request, model: str, prompt: str) -> tuple[str, dict[str, object]]:
