@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PRELOAD_NICE = 15
 NO_MEMORY = 12  # the exit code
+# How long a thread waits for one that is busy with the interpreter. By default 5 ms, which is some
+# steps of a model: a prompt's ids waited so long for the loop, and a step's tokens for its thread.
+SWITCH_S = 0.0005
 NO_MEMORY_LINE = b"out of memory\n"
 
 
@@ -123,6 +126,7 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         heartbeat_s=node_boot.heartbeat_s,
         hang_s=node_boot.hang_s,
     )
+    sys.setswitchinterval(SWITCH_S)
     asyncio.get_running_loop().set_exception_handler(heed_memory)
     node = Node(
         node_boot,

@@ -1,9 +1,10 @@
 """This file is the tokenizer: it gives each prompt to a thread, and what comes back to the router.
 
 It does not know HTTP, steps or pages. Encoding and templates run in threads of its own, so that
-however long a prompt is, cancels and other prompts go on. Laws: each Encode is answered by one
-Encoded and a Submit, or by one terminal message to the gateway; a Cancel never overtakes its
-request; no more than `queued_max` prompts wait, nor more than QUEUED_BYTES_MAX of text.
+however long a prompt is, cancels and other prompts go on; a few thousand ids are only checked, and
+that at once. Laws: each Encode is answered by one Encoded and a Submit, or by one terminal message
+to the gateway; a Cancel never overtakes its request; no more than `queued_max` prompts wait, nor
+more than QUEUED_BYTES_MAX of text.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from messages.types import Fault, FinishReason, Int32s, Problem, Sampling, Usage
 from messages.worker import Facts
 
 QUEUED_BYTES_MAX = 256 << 20
+QUICK_IDS_MAX = 4096
 SENT_MAX = 16_384  # submits that the router may still give back
 RETRY_AFTER_S = 1.0
 ENCODE_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -128,6 +130,9 @@ class Tokenizer(Actor):
         self.pending[key] = pending
         self.pending_bytes += byte_count
         core = self.core
+        if is_quick(message):
+            self.on_done(Done(key, attempted(core, message)))
+            return
         self.context.offload(
             lambda: None if pending.is_cancelled else core.encode(message),
             lambda result: Done(key, result if result is not None else Cancelled()),
@@ -238,6 +243,24 @@ class Tokenizer(Actor):
         held = sum(pending.byte_count for pending in self.pending.values())
         assert held == self.pending_bytes, (held, self.pending_bytes)
         assert len(self.pending) <= self.config.queued_max, len(self.pending)
+
+
+def is_quick(message: Encode) -> bool:
+    """Whether a thread would cost more than the work: ids that have to be checked and no more."""
+    return (
+        message.ids is not None
+        and len(message.ids) <= 4 * QUICK_IDS_MAX
+        and message.grammar is None
+        and not message.bad_words
+        and not message.want_prompt_text
+    )
+
+
+def attempted(core: Core, message: Encode) -> Prompt | Exception:
+    try:
+        return core.encode(message)
+    except Exception as error:
+        return error
 
 
 class Cancelled(Exception):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from actors.runtime.testkit import Cell
-from actors.tokenizer.actor import Tokenizer
+from actors.tokenizer.actor import QUICK_IDS_MAX, Tokenizer
 from actors.tokenizer.chat import BadTemplate
 from actors.vocab.vocab import Vocab
 from messages.base import Address
@@ -125,6 +125,24 @@ def test_ids_go_on_as_they_are(cell: Cell) -> None:
     cell.tell(encode(ids=pack([5, 499])))
     _, (_, submit) = cell.take()
     assert isinstance(submit, Submit) and submit.prompt == pack([5, 499])
+
+
+def test_ids_do_not_wait_for_a_thread_but_where_there_is_more_to_do(cell: Cell) -> None:
+    held = hold(cell)
+    cell.tell(encode("text", text="the fox"))
+    cell.tell(encode("many", ids=pack([5]) * (QUICK_IDS_MAX + 1)))
+    cell.tell(encode("told", ids=pack([5]), want_prompt_text=True))
+    cell.tell(encode("wrong", ids=pack([5, 1 << 20])))
+    cell.tell(encode("ids", ids=pack([5, 499])))
+    assert len(held) == 3
+    (_, failed), (_, told), (_, submit) = cell.take()
+    assert isinstance(failed, Failed) and failed.request == "wrong"
+    assert isinstance(told, Encoded) and isinstance(submit, Submit)
+    assert told.request == submit.request == "ids"
+    cell.tell(Cancel("ids", 0))
+    ((to, cancel),) = cell.take()
+    assert to == Paths().router and cancel == SchedulerCancel("ids", 0)
+    release(cell, held)
 
 
 def test_a_prompt_that_is_only_checked_goes_nowhere(cell: Cell, vocab: Vocab) -> None:
