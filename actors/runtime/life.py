@@ -23,7 +23,6 @@ from actors.runtime.streams import Inflow, Stream
 from actors.runtime.timers import Timers
 from messages.base import Address, Lane
 from messages.system import (
-    ActorRow,
     Cause,
     Down,
     Drain,
@@ -43,6 +42,41 @@ TRACE_LINES_MAX = 12
 
 class Life:
     """What runs an actor. `send` is the hot path of the whole runtime."""
+
+    __slots__ = (  # more than the thirty attributes that instances share keys for
+        "accepted",
+        "actor",
+        "address",
+        "answer_decoder",
+        "answers",
+        "blocked_count",
+        "busy_since_s",
+        "crews",
+        "current",
+        "current_kind",
+        "decoder",
+        "entry",
+        "handled_count",
+        "handlers",
+        "inflows",
+        "is_awake",
+        "is_dead",
+        "is_drained",
+        "jobs",
+        "loop",
+        "mailbox",
+        "node",
+        "peer_paths",
+        "spawned",
+        "state",
+        "streams",
+        "task",
+        "time",
+        "timers",
+        "wants_drain",
+        "wants_undelivered",
+        "watches",
+    )
 
     def __init__(
         self, node: Node, actor: Actor, entry: Entry, address: Address, mailbox: Mailbox
@@ -71,7 +105,6 @@ class Life:
         self.inflows: dict[Address, Inflow] = {}  # of senders there, where its own does
         self.is_drained = False
         self.accepted = frozenset(union_members(actor.accepts))
-        self.private = frozenset(union_members(actor.private))
         self.decoder = Decoder(actor.accepts)
         self.answers = frozenset(union_members(actor.answers))
         self.answer_decoder = Decoder(actor.answers) if actor.answers is not None else None
@@ -367,37 +400,6 @@ class Life:
             self.node.log.exception("on_end failed", actor=str(self.address))
         in_hand, self.current = self.current, None
         self.node.life_ended(self, reason, in_hand)
-
-    # Looking
-
-    def row(self, now_s: float) -> ActorRow:
-        oldest_s = self.mailbox.oldest_s()
-        busy_with, since_s = self._busy()
-        known = self.entry.known
-        return ActorRow(
-            path=self.address.path,
-            node=self.address.node,
-            pid=self.node.pid,
-            state=self.state,
-            incarnation=self.address.incarnation,
-            restarts=known.restarts if known is not None else 0,
-            mailbox_depth=len(self.mailbox),
-            mailbox_age_s=now_s - oldest_s if oldest_s is not None else 0.0,
-            handled_count=self.handled_count,
-            busy_with=busy_with,
-            busy_s=now_s - since_s if busy_with is not None else 0.0,
-            last_exit=known.last_exit if known is not None else None,
-        )
-
-    def _busy(self) -> tuple[str | None, float]:
-        if self.current is not None:
-            return type(self.current.body).__name__, self.busy_since_s
-        if self.current_kind is not None:
-            return self.current_kind, self.busy_since_s
-        if self.jobs:
-            lane, since_s = next(iter(self.jobs.values()))
-            return f"thread {lane}", since_s
-        return None, 0.0
 
 
 def release(envelope: Envelope) -> None:

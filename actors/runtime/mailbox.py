@@ -21,6 +21,7 @@ import msgspec
 from actors.runtime.sizes import fixed_sizes, size_of
 from messages.base import Address, Lane
 
+_fixed_size = fixed_sizes.get  # bound once: `put` is the hot path
 URGENT_MAX = 16_384  # kill, control and supervision together; a backstop, never the normal bound
 
 
@@ -91,7 +92,7 @@ class Mailbox:
         "_bytes_max",
         "_coalesces",
         "_count_max",
-        "_has_credits",
+        "_is_watched",
         "_lanes",
         "_user",
         "bounded_bytes",
@@ -114,7 +115,7 @@ class Mailbox:
         self._count_max = spec.count_max
         self._bytes_max = spec.bytes_max
         self._coalesces = spec.full is Full.COALESCE
-        self._has_credits = spec.full is Full.WAIT
+        self._is_watched = spec.full in (Full.COALESCE, Full.WAIT)  # more is to do at each take
         self._lanes: tuple[deque[Envelope], ...] = (deque(), deque(), deque())
         self._user: deque[Envelope] = deque()
         self._by_key: dict[Hashable, Envelope] = {}
@@ -142,7 +143,7 @@ class Mailbox:
         size_bytes = envelope.size_bytes
         if size_bytes == 0:
             body = envelope.body
-            size_bytes = fixed_sizes.get(type(body)) or size_of(body)
+            size_bytes = _fixed_size(type(body)) or size_of(body)
             envelope.size_bytes = size_bytes
         if self._coalesces and self._put_coalesces(envelope):
             return Put.TAKEN
@@ -260,16 +261,20 @@ class Mailbox:
             if not envelope.own:
                 self.bounded_count -= 1
                 self.bounded_bytes -= envelope.size_bytes
-                if self._coalesces:
-                    self._forget_key(envelope)
-                elif self._has_credits and envelope.inflow is not None:
-                    give_back(envelope)
+                if self._is_watched:
+                    self._left(envelope)
             if envelope.deadline_s is not None and envelope.deadline_s <= now_s:
                 self.expired_count += 1
                 self.expired.append(envelope)
                 continue
             return Lane.USER, envelope
         return None
+
+    def _left(self, envelope: Envelope) -> None:
+        if self._coalesces:
+            self._forget_key(envelope)
+        elif envelope.inflow is not None:
+            give_back(envelope)
 
     def unpark(self) -> list[Envelope]:
         """Moves parked messages in while there is room; returns them, so senders can go on."""

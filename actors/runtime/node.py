@@ -34,7 +34,7 @@ from actors.runtime.life import Life
 from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
 from actors.runtime.questions import Questions
-from actors.runtime.rows import rows_of
+from actors.runtime.rows import row_of, rows_of
 from actors.runtime.streams import Streams
 from actors.runtime.tally import Tally
 from actors.runtime.transport.base import Transport
@@ -402,7 +402,7 @@ class Node:
         self._pulse = self.loop.call_at(next_s, self._beat, next_s)
 
     def _changed_rows(self, now_s: float) -> tuple[ActorRow, ...]:
-        rows = {path: life.row(now_s) for path, life in self.lives.items()}
+        rows = {path: row_of(life, now_s) for path, life in self.lives.items()}
         changed = tuple(row for path, row in rows.items() if self._said_rows.get(path) != row)
         self._said_rows = rows
         return changed

@@ -9,6 +9,7 @@ import msgspec
 from messages.system import ActorRow
 
 if TYPE_CHECKING:
+    from actors.runtime.life import Life
     from actors.runtime.node import Node
 
 
@@ -22,7 +23,7 @@ def rows_of(node: Node) -> list[ActorRow]:
         if known is None:
             continue
         life = node.lives.get(path)
-        row = life.row(now_s) if life is not None else node.remote_rows.get(path)
+        row = row_of(life, now_s) if life is not None else node.remote_rows.get(path)
         if row is None or row.incarnation != known.incarnation:
             row = ActorRow(path, known.node, known.pid, known.state, known.incarnation, 0)
         rows.append(
@@ -35,3 +36,36 @@ def rows_of(node: Node) -> list[ActorRow]:
             )
         )
     return rows
+
+
+def row_of(life: Life, now_s: float) -> ActorRow:
+    """What a life says of itself."""
+    oldest_s = life.mailbox.oldest_s()
+    busy_with, since_s = _busy(life)
+    known = life.entry.known
+    return ActorRow(
+        path=life.address.path,
+        node=life.address.node,
+        pid=life.node.pid,
+        state=life.state,
+        incarnation=life.address.incarnation,
+        restarts=known.restarts if known is not None else 0,
+        mailbox_depth=len(life.mailbox),
+        mailbox_age_s=now_s - oldest_s if oldest_s is not None else 0.0,
+        handled_count=life.handled_count,
+        busy_with=busy_with,
+        busy_s=now_s - since_s if busy_with is not None else 0.0,
+        last_exit=known.last_exit if known is not None else None,
+    )
+
+
+def _busy(life: Life) -> tuple[str | None, float]:
+    """With what, and since when."""
+    if life.current is not None:
+        return type(life.current.body).__name__, life.busy_since_s
+    if life.current_kind is not None:
+        return life.current_kind, life.busy_since_s
+    if life.jobs:
+        lane, since_s = next(iter(life.jobs.values()))
+        return f"thread {lane}", since_s
+    return None, 0.0
