@@ -1,8 +1,8 @@
-"""This file measures what structured output costs: compiling, and each step's masks.
+"""This file measures what structured output costs: compiling, each step's masks, the first token;
+and what it brings that forced tokens are not sampled.
 
-Decode steps of the same rows, free and constrained, take turns in one process over one loaded
-model, and the fastest fifth of each counts: what else runs on the machine touches both.
-It does not know HTTP or actors.
+What is compared takes turns in one process over one loaded model, and the fastest fifth of each
+counts: what else runs on the machine touches both. It does not know HTTP or actors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from kernels.constrain import Constrainer, TokenTable
 from kernels.runner import Runner, RunnerOptions
 
 ABOUT = """\
-What structured output costs: time to compile a grammar, cold and warm, and decode steps of
-constrained rows beside free ones.
+What structured output costs: decode steps of constrained rows beside free ones (`share`: free over
+constrained); the time to the first token of one row, free, and constrained by a grammar that is new
+and by one that is known; and answers with and without --token-jump (`jump`: how much faster with).
 
   python -m app bench structured --model MODEL --rows 1 8 32
 """
@@ -44,11 +47,28 @@ PERSON = {
     "required": ["name", "age", "tags", "home", "notes"],
     "additionalProperties": False,
 }
+FORM = {
+    "type": "object",
+    "properties": {
+        "customer_billing_address": {"type": "string", "maxLength": 12},
+        "preferred_delivery_window": {"enum": ["morning_before_noon", "afternoon_until_six"]},
+        "is_returning_customer": {"type": "boolean"},
+    },
+    "required": [
+        "customer_billing_address",
+        "preferred_delivery_window",
+        "is_returning_customer",
+    ],
+    "additionalProperties": False,
+}
+FORMS = {"type": "array", "items": FORM, "minItems": 40}
 GRAMMARS: dict[str, Constraint] = {
     "schema": Constraint("json_schema", json.dumps(PERSON)),
     "json": Constraint("json_schema", '{"type": "array", "minItems": 500}'),
     "regex": Constraint("regex", "([a-z]+ [0-9]{3}\n){200,}"),
+    "forms": Constraint("json_schema", json.dumps(FORMS)),
 }
+DEPTH = 2  # steps in flight, as of a scheduler
 PROMPT = "Write an object about a person who lives somewhere:"
 
 
@@ -61,6 +81,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--model", required=True, help="a directory or a .gguf file")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each kind")
+    parser.add_argument("--tokens", type=int, default=100, help="of answers with and without jumps")
+    parser.add_argument("--rounds", type=int, default=5, help="of first tokens, and of answers")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--engine", default="auto", help="a name of the grammar seam")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -78,17 +100,21 @@ def main(words: Sequence[str]) -> int:
     vocabulary_ms = (time.perf_counter() - begin_s) * 1e3
     for name, constraint in GRAMMARS.items():
         cold_ms = timed_ms(lambda c=constraint: constrainer.prepare(c))
-        warm_ms = timed_ms(lambda c=constraint: constrainer.prepare(c))
+        first = first_tokens(runner, vocab, constraint, found.rounds)
         for rows in found.rows:
             free, bound = measure(runner, vocab, constraint, rows, found.steps)
+            slow, fast = jumps(runner, vocab, constraint, rows, found.tokens, found.rounds)
             report.add(
                 grammar=name,
                 rows=rows,
                 free_ms=free,
                 bound_ms=bound,
                 share=free / bound,
-                cold_ms=cold_ms,
-                warm_ms=warm_ms,
+                jump=slow / fast,
+                compile_ms=cold_ms,
+                first_free_ms=first[0],
+                first_cold_ms=first[1],
+                first_warm_ms=first[2],
                 vocabulary_ms=vocabulary_ms,
             )
     report.close()
@@ -113,30 +139,87 @@ def timed_ms(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - begin_s) * 1e3
 
 
+def opening(
+    runner: Runner, vocab: Vocab, slots: Sequence[int], rule: Constraint | None
+) -> tuple[list[SlotOpen], int]:
+    """Rows that begin, and how long their prompt is."""
+    prompt = np.array(vocab.encode(PROMPT), np.int32)
+    pages = runner.slots.page_table.shape[1]
+    opened = [
+        SlotOpen(
+            slot,
+            prompt,
+            len(prompt),
+            0,
+            np.arange(slot * pages, (slot + 1) * pages, dtype=np.int32),
+            Sampling(temperature=0.8, seed=slot),
+            rule,
+        )
+        for slot in slots
+    ]
+    return opened, len(prompt)
+
+
+def first_tokens(
+    runner: Runner, vocab: Vocab, constraint: Constraint, rounds: int
+) -> tuple[float, float, float]:
+    """Milliseconds to one row's first token: free, by a grammar not seen before, by a known one."""
+    times: tuple[list[float], ...] = ([], [], [])
+    for nth in range(1, rounds + 1):
+        # Another text for the same grammar.
+        rest = "(x{0})" * nth if constraint.kind == "regex" else " " * nth
+        fresh = Constraint(constraint.kind, constraint.text + rest)
+        for kept, rule in zip(times, (None, fresh, fresh), strict=True):
+            runner.reset(keep_kv=True)
+            opened, count = opening(runner, vocab, [0], rule)
+            step = StepInput(np.zeros(1, np.int32), np.array([count], np.int32), opened=opened)
+            kept.append(timed_ms(lambda s=step: runner.execute(s)))
+    free, cold, warm = (percentile(kept, 0.2) for kept in times)
+    return free, cold, warm
+
+
+def jumps(
+    runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, token_count: int, rounds: int
+) -> tuple[float, float]:
+    """Milliseconds for `token_count` tokens of each row, without and with jumps."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for kept, jump in zip(times, (False, True), strict=True):
+            runner.options = replace(runner.options, token_jump=jump)
+            kept.append(timed_ms(lambda: answer(runner, vocab, constraint, rows, token_count)))
+    return percentile(times[0], 0.2), percentile(times[1], 0.2)
+
+
+def answer(
+    runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, token_count: int
+) -> None:
+    """Rows until each has its tokens. A step is planned by what the step before the last one has
+    brought, as by a scheduler with two in flight."""
+    runner.reset(keep_kv=True)
+    opened, prompt_len = opening(runner, vocab, range(rows), constraint)
+    counts = np.full(rows, prompt_len, np.int32)
+    slots = np.arange(rows, dtype=np.int32)
+    runner.execute(StepInput(slots, counts, opened=opened))
+    planned = counts.copy()
+    told: deque[np.ndarray] = deque([planned + 1], maxlen=DEPTH)
+    while (going := told[0] - prompt_len < token_count).any():
+        counts = np.maximum(told[0] - planned, 1)[going]
+        planned[going] += counts
+        runner.execute(StepInput(slots[going], counts.astype(np.int32)))
+        told.append(runner.slots.known_len[:rows].copy())
+
+
 def measure(
     runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, step_count: int
 ) -> tuple[float, float]:
     """Milliseconds (20th percentile) of a decode step of `rows` free rows, and of constrained."""
-    prompt = np.array(vocab.encode(PROMPT), np.int32)
-    pages = runner.slots.page_table.shape[1]
+    runner.options = replace(runner.options, token_jump=False)
     runner.reset(keep_kv=True)
     groups = []
     for group, rule in enumerate((None, constraint)):
         slots = np.arange(group * rows, (group + 1) * rows, dtype=np.int32)
-        opened = [
-            SlotOpen(
-                int(slot),
-                prompt,
-                len(prompt),
-                0,
-                np.arange(slot * pages, (slot + 1) * pages, dtype=np.int32),
-                Sampling(temperature=0.8, seed=int(slot)),
-                rule,
-            )
-            for slot in slots
-        ]
-        counts = np.full(rows, len(prompt), np.int32)
-        runner.execute(StepInput(slots, counts, opened=opened))
+        opened, count = opening(runner, vocab, slots.tolist(), rule)
+        runner.execute(StepInput(slots, np.full(rows, count, np.int32), opened=opened))
         groups.append(slots)
     ones = np.ones(rows, np.int32)
     times: tuple[list[float], list[float]] = ([], [])
