@@ -100,6 +100,7 @@ class Connection(H11Protocol):
         super().__init__(config=config, server_state=server_state, app_state={})
         self.times = times
         self.header_timer: asyncio.TimerHandle | None = None
+        self.end_timer: asyncio.TimerHandle | None = None
 
     @property
     def is_between(self) -> bool:
@@ -125,6 +126,9 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.disarm_header_timer()
+        if self.end_timer is not None:
+            self.end_timer.cancel()
+            self.end_timer = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -137,7 +141,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
+            self.end_in_time()
         elif self.is_between and self.conn.trailing_data[0] and self.header_timer is None:
             self.arm_header_timer()  # the next request has begun to arrive already
 
@@ -176,7 +180,12 @@ class Connection(H11Protocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
-        self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
+        self.end_in_time()
+
+    def end_in_time(self) -> None:
+        """It is closing, and ends now also if the client does not take what is left."""
+        if self.end_timer is None:
+            self.end_timer = self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
 
 
 class Site:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -11,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from actors.gateway.site import Site
+from actors.gateway.site import Connection, Site
 from tests.gateway.street import Street, until_true
 
 T = TypeVar("T")
@@ -135,6 +137,27 @@ async def test_an_idle_connection_ends_after_its_time() -> None:
     async with listening(keep_alive_s=0.05) as place:
         got = await place.exchange(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert got.startswith(b"HTTP/1.1 200")
+
+
+async def test_nothing_holds_a_connection_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Connection]] = []
+    begin = Connection.connection_made
+
+    def connection_made(self: Connection, transport: asyncio.Transport) -> None:
+        made.append(weakref.ref(self))
+        begin(self, transport)
+
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    async with listening(keep_alive_s=3600, header_timeout_s=3600) as place:
+        for sent in (request(chat("one")), b"no http\r\n\r\n"):
+            await place.exchange(sent)
+
+        def is_gone() -> bool:
+            gc.collect()
+            return not any(ref() for ref in made)
+
+        await place.until_true(is_gone)
+        assert len(made) == 2
 
 
 # B183
