@@ -1,10 +1,11 @@
 """This file asks a server everything that its own description allows, and much that it does not.
 
 It does not know the routes: `/openapi.json` says them, and schemathesis makes the cases. That
-program is not a dependency: it is looked for beside this Python and on the path, or named by
+program comes with the extra `dev`: it is looked for beside this Python and on the path, or named by
 --schemathesis (pip install schemathesis, in an environment of its own if need be). Of what the
 description leaves open only the model's name is filled in, so that cases come further than that.
-What must hold: no answer is a 5xx, the server is healthy afterwards, and no request is left in it.
+What must hold: no answer is a 5xx, every body is of its described shape, errors too, the server is
+healthy afterwards, and no request is left in it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ Without --url a small random model is made and served for it. What follows `--` 
 PROGRAM = "schemathesis"
 # They would end the parts that others are asked of.
 APART = ("/pause_generation", "/actors/{path}/restart")
+CHECKS = ("not_a_server_error", "response_schema_conformance", "content_type_conformance")
 IDLE_S = 30.0
 
 
@@ -152,7 +154,7 @@ def command_of(
         "run",
         description,
         f"--url={url}",
-        "--checks=not_a_server_error",
+        f"--checks={','.join(CHECKS)}",
         "--phases=fuzzing" if found.quick else "--phases=coverage,fuzzing",
         "--mode=all",
         f"--max-examples={examples}",

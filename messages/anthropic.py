@@ -144,3 +144,12 @@ class Reply(msgspec.Struct, kw_only=True, frozen=True, tag="message", tag_field=
 
 class CountReply(msgspec.Struct, kw_only=True, frozen=True):
     input_tokens: int
+
+
+class AnthropicError(msgspec.Struct, kw_only=True, frozen=True):
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(msgspec.Struct, kw_only=True, frozen=True, tag="error", tag_field="type"):
+    error: AnthropicError

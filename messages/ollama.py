@@ -221,3 +221,7 @@ class Show(msgspec.Struct, kw_only=True, frozen=True):
 
 class Version(msgspec.Struct, kw_only=True, frozen=True):
     version: str
+
+
+class OllamaErrorReply(msgspec.Struct, kw_only=True, frozen=True):
+    error: str

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from messages.anthropic import AnthropicError, AnthropicErrorReply
+from messages.ollama import OllamaErrorReply
 from messages.openai import Error, ErrorReply
 from messages.types import Fault, Problem
 
@@ -154,7 +156,9 @@ def anthropic_body(status: int, error: Error) -> bytes:
     param = ANTHROPIC_PARAM.get(error.param or "", error.param)
     if param and param not in message:
         message = f"{param}: {message}"
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+    return msgspec.json.encode(
+        AnthropicErrorReply(error=AnthropicError(type=kind, message=message))
+    )
 
 
 def anthropic_problem(problem: Problem) -> bytes:
@@ -165,4 +169,4 @@ def anthropic_problem(problem: Problem) -> bytes:
 
 def ollama_body(message: str) -> bytes:
     """The same inside a stream."""
-    return msgspec.json.encode({"error": message})
+    return msgspec.json.encode(OllamaErrorReply(error=message))

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import msgspec
 
 from actors.gateway.access import Access, Level
+from actors.gateway.errors import is_anthropic, is_ollama
 from messages import anthropic, batches, native, ollama, openai, responses, vectors
 from messages.openai import NOT_GIVEN
 
@@ -294,7 +295,7 @@ def document(title: str, version: str, operations: Iterable[Operation] = OPERATI
     """The description as JSON."""
     rows = list(operations)
     kinds = {kind for row in rows for kind in (row.body, row.reply) if kind is not None}
-    types = {kind: mirror(kind) for kind in (*kinds, openai.ErrorReply)}
+    types = {kind: mirror(kind) for kind in kinds | {error_of(row.path) for row in rows}}
     order = sorted(types, key=lambda kind: (kind.__module__, kind.__qualname__))
     schemas, components = msgspec.json.schema_components(
         [types[kind] for kind in order], ref_template="#/components/schemas/{name}"
@@ -336,7 +337,7 @@ def describe(row: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
         content[row.stream] = {"schema": {"type": "string"}}
     error = {
         "description": "What is wrong, or missing",
-        "content": {JSON: {"schema": schema_of[openai.ErrorReply]}},
+        "content": {JSON: {"schema": schema_of[error_of(row.path)]}},
     }
     found: dict[str, Any] = {
         "summary": row.summary,
@@ -346,6 +347,7 @@ def describe(row: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
             "200": {"description": "The answer", "content": content},
             "4XX": error,
             "503": error,
+            **({"529": error} if is_anthropic(row.path) else {}),
         },
         "security": security(row.path),
     }
@@ -365,6 +367,13 @@ def describe(row: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
             "content": {"multipart/form-data": {"schema": schema}},
         }
     return found
+
+
+def error_of(path: str) -> type:
+    """An error as the path's dialect has it."""
+    if is_anthropic(path):
+        return anthropic.AnthropicErrorReply
+    return ollama.OllamaErrorReply if is_ollama(path) else openai.ErrorReply
 
 
 def operation_id(row: Operation) -> str:

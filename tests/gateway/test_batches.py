@@ -458,3 +458,17 @@ async def test_without_a_folder_they_are_off() -> None:
         got = await street.ask(street.request(method, path))
         assert got.status == 404 and got.error()["code"] == "not_enabled"
     street.assert_idle()
+
+
+def remove(folder: Path, name: str) -> None:
+    (path,) = [path for path in folder.rglob("*") if path.name == name]
+    path.unlink()
+
+
+async def test_a_file_that_is_gone_when_it_is_opened_is_not_there(tmp_path: Path) -> None:
+    """Deleted by another request between the look and the opening: as if it had never been."""
+    async with place_of(tmp_path) as (place, client):
+        file = await place.until(client.files.create(file=("in.jsonl", b"{}\n"), purpose="batch"))
+        remove(tmp_path, file.id)
+        with pytest.raises(openai.NotFoundError):
+            await place.until(client.files.content(file.id))

@@ -133,3 +133,24 @@ def test_what_is_refused_is_a_field_of_the_dialect() -> None:
 
 def test_a_description_of_nothing_is_one() -> None:
     assert msgspec.json.decode(document("x", "1", ()))["paths"] == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        ("/v1/chat/completions", {"error"}),
+        ("/v1/messages", {"type", "error"}),
+        ("/api/chat", {"error"}),
+        ("/generate", {"error"}),
+    ],
+)
+async def test_errors_are_described_as_their_dialect_has_them(path: str, keys: set[str]) -> None:
+    found = msgspec.json.decode(document("x", "1"))
+    answers = found["paths"][path]["post"]["responses"]
+    (form,) = answers["4XX"]["content"].values()
+    schema = found["components"]["schemas"][form["schema"]["$ref"].rsplit("/", 1)[1]]
+    street = Street()
+    got = await street.ask(street.request("POST", path, b"{"))
+    assert got.status == 400 and set(got.json()) == keys == set(schema["properties"])
+    is_text = schema["properties"]["error"].get("type") == "string"
+    assert isinstance(got.json()["error"], str) == is_text

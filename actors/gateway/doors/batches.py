@@ -159,8 +159,7 @@ class Batches:
     async def find_file(self, file_id: str) -> FileObject:
         found = await self.keep(lambda store: store.file(file_id, int(time.time())))
         if found is None:
-            message = f"There is no file `{file_id[:100]}`."
-            raise Refused(Problem(fault=Fault.NOT_FOUND, message=message, param="file_id"))
+            raise no_file(file_id)
         return found
 
     async def get_file(self, request: Request) -> Response:
@@ -250,6 +249,11 @@ class Batches:
         return json_response(found)
 
 
+def no_file(file_id: str) -> Refused:
+    message = f"There is no file `{file_id[:100]}`."
+    return Refused(Problem(fault=Fault.NOT_FOUND, message=message, param="file_id"))
+
+
 def read_limit(text: str | None, default: int, limit_max: int) -> int:
     if text is None:
         return default
@@ -308,8 +312,7 @@ class Content:
         try:
             source = await self.batches.keep(lambda store: store.path_of(found.id).open("rb"))
         except FileNotFoundError:  # deleted just now
-            problem = unavailable("The file cannot be read now.")
-            raise Refused(problem) from None
+            raise no_file(found.id) from None
         with source:
             length = str(found.bytes).encode()
             await exchange.start(
