@@ -102,7 +102,11 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=positive, default=200, metavar="N", help="how many worlds")
     parser.add_argument("--first-seed", type=int, default=0, metavar="S")
     parser.add_argument(
-        "--hours", type=float, default=20.0, metavar="H", help="simulated, in all worlds together"
+        "--hours",
+        type=float,
+        default=20.0,
+        metavar="H",
+        help="simulated, in all worlds together; a world whose root gives up ends early",
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="J", help="processes; 0: cores")
     parser.add_argument(

@@ -40,6 +40,7 @@ class Outcome(NamedTuple):
     is_whole: bool
     problem: Problem | None  # of the last try, where it is not whole
     tries: int
+    asked: int  # sequences, in all tries and visits
     begin_s: float  # of the last try
     end_s: float
 
@@ -76,7 +77,7 @@ class Client:
             is_whole = False
             life = await self.world.gateway(self.ask.front + self.tries - 1)
             if life is None:
-                return Outcome(self.ask, False, None, self.tries, self.begin_s, loop.time())
+                return self.outcome(False, None)
             try:
                 is_whole = await self.way()(life)
             except Refused as refused:
@@ -88,7 +89,12 @@ class Client:
                 assert died, "a connection was dropped"
                 self.was_at = None
                 continue
-            return Outcome(self.ask, is_whole, problem, self.tries, self.begin_s, loop.time())
+            return self.outcome(is_whole, problem)
+
+    def outcome(self, is_whole: bool, problem: Problem | None) -> Outcome:
+        asked = self.ask.choice_count * (self.tries + self.visits)
+        now_s = asyncio.get_running_loop().time()
+        return Outcome(self.ask, is_whole, problem, self.tries, asked, self.begin_s, now_s)
 
     def way(self) -> Callable[[Life], Awaitable[bool]]:
         if not self.ask.reader.startswith("http"):
@@ -174,12 +180,14 @@ class Client:
             pause_s=ask.pause_s if ask.reader == "http slow" else 0.0,
             leaves_after=ask.after if ask.reader == "http leaves" else None,
         )
-        call_ids: list[str] = []
-        exchange.on_leave = lambda: call_ids.extend(calls_named(gateway_of(life), name))
+
+        def leave() -> None:
+            for call_id in calls_named(gateway_of(life), name):
+                self.world.left(life, call_id)
+
+        exchange.on_leave = leave
         await site.serve(exchange)
         if exchange.has_left:
-            for call_id in call_ids:
-                self.world.left(life, call_id)
             return False
         answer = Answer(self.rights)
         if ask.reader == "http whole":

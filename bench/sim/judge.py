@@ -19,6 +19,7 @@ from messages.types import Fault
 
 PATIENCE_S = 30.0  # a part may go on dying of its trouble for a while: back-off, launch, start
 WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
+NOTICED_S = 0.1  # until a gateway has heard that a client left
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
 LEFT_STEPS = 6
 
@@ -93,11 +94,12 @@ class Judge:
         is_told = problem.retry_after_s is not None
         assert is_told, f"{where} is not told when to try again: {problem}"
         self.world.seen["refused with Retry-After"] += 1
-        others = sum(
-            other.begin_s <= outcome.end_s and other.end_s >= outcome.begin_s
+        asked = sum(
+            3 * other.asked
             for other in self.world.outcomes
+            if other.begin_s <= outcome.end_s and other.end_s >= outcome.begin_s
         )
-        is_full = shape.mailbox_max or others * 3 > shape.queued_max
+        is_full = shape.mailbox_max or asked > shape.queued_max
         assert is_full, f"{where}: {problem.message}"
 
     def deaths(self, begin_s: float, end_s: float) -> set[float]:
@@ -118,7 +120,9 @@ class Judge:
         """A client has left. Its call is over at once; what ran for it, soon."""
         world, loop = self.world, asyncio.get_running_loop()
         left_s = loop.time()
-        if not life.is_dead and not world.house.is_stopped(life.address.node):
+        await asyncio.sleep(NOTICED_S)
+        is_there = not life.is_dead and not world.house.is_stopped(life.address.node)
+        if is_there and self.trouble_before(loop.time()) < left_s:
             calls, records = life.actor.calls, life.actor.ledger.records  # type: ignore[attr-defined]
             assert call_id not in calls, f"{call_id} is open, and its client has left"
             running = [

@@ -273,6 +273,10 @@ def enrich_ask(ask: Ask, rng: random.Random) -> Ask:
     if ask.reader.startswith("http"):
         reader = rng.choice((ask.reader, ask.reader, "http whole", "http returns", "http returns"))
         ask = ask._replace(reader=reader)
+    if rng.random() < 0.12 and ask.reader in ("plain", "http"):
+        # It leaves with most of the work before it, which then must not be done.
+        reader = "leaves" if ask.reader == "plain" else "http leaves"
+        ask = ask._replace(reader=reader, after=rng.randint(0, 3), max_tokens=80, ignore_eos=True)
     if rng.random() < 0.15 and not ask.stop_ids:
         ask = ask._replace(grammar=rng.choice(GRAMMARS), ignore_eos=False)
     elif rng.random() < 0.02:

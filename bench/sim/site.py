@@ -106,6 +106,7 @@ class Exchange:
         self.has_left = True
         self.on_leave()
         self.inbox.put_nowait({"type": "http.disconnect"})
+        self.over.set()
 
     def json(self) -> Any:
         return msgspec.json.decode(self.body)

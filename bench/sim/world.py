@@ -60,6 +60,7 @@ ROOT_PID = 999
 EPOCH_S = 1_800_000_000.0
 PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
+FAULTS_SHARE = 0.85  # of a world's time
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
 DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
 RECOVER_S = 30.0  # how long it lets a request wait for a lost part
@@ -405,8 +406,9 @@ class World:
         self.health = Health(loop.time)
         looking = loop.create_task(self.look())
         self.watching = watching = loop.create_task(self.watch(system))
-        await self.injector.run(begin_s + scenario.duration_s * 0.8)
-        _, late = await asyncio.wait(clients, timeout=scenario.duration_s * 0.2 + PEACE_S)
+        end_s = begin_s + scenario.duration_s
+        await self.injector.run(begin_s + scenario.duration_s * FAULTS_SHARE)
+        _, late = await asyncio.wait(clients, timeout=end_s - loop.time() + PEACE_S)
         if late and self.gave_up is None:
             names = ", ".join(task.get_name() for task in late)
             open_things = laws.open_things(system, self.nodes())
@@ -418,6 +420,8 @@ class World:
             self.judge.outcome(outcome)
         await asyncio.gather(*self.seeing_off)
         if self.gave_up is None:
+            await self.settle(system)
+            await asyncio.sleep(max(0.0, end_s - loop.time()))  # and nothing comes up again
             await self.settle(system)
         if self.gave_up is None and scenario.drain is not None:
             await self.drain(system, scenario.drain)
