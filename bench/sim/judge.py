@@ -14,6 +14,7 @@ from actors.gateway.record import LOSSES_MAX
 from actors.runtime.life import Life
 from bench.sim import laws
 from bench.sim.clients import Outcome
+from bench.sim.deploy import RECOVER_S
 from messages.system import Cause
 from messages.types import Fault
 
@@ -67,8 +68,7 @@ class Judge:
                 assert ask.reader in ("stuck", "slow", "http slow"), f"{where} was cut"
             case "interrupted":
                 waited_s = outcome.end_s - outcome.begin_s
-                recover_s = world.recover_s
-                assert waited_s >= recover_s, f"{where} given up after {waited_s:g} s"
+                assert waited_s >= RECOVER_S, f"{where} given up after {waited_s:g} s"
                 whole_s = world.health.whole_for(outcome.end_s)
                 assert whole_s <= WHOLE_S, f"{where} given up by a house whole for {whole_s:g} s"
             case "repeatedly_interrupted":

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import secrets
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,48 +20,31 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from actors.detokenizer.actor import Detokenizer
 from actors.gateway.actor import Gateway
-from actors.router.actor import Router
-from actors.runtime.actor import MailboxSpec
-from actors.runtime.clock import rng_for
 from actors.runtime.life import Life
-from actors.runtime.mailbox import Full
 from actors.runtime.node import Node
 from actors.runtime.simloop import SimLoop
 from actors.runtime.system import System
-from actors.tokenizer.actor import Tokenizer
 from bench.sim import laws, rooms
 from bench.sim.clients import Client, Outcome
+from bench.sim.deploy import config_of, nothing_from_outside, small_mailboxes
 from bench.sim.faults import Injector
 from bench.sim.house import House, Probe
 from bench.sim.journal import Journal
 from bench.sim.judge import Health, Judge
 from bench.sim.oracle import oracle_of
 from bench.sim.rooms import Device, Pace
-from bench.sim.scenario import CONTEXT_LEN, Ask, Drain, Scenario
+from bench.sim.scenario import Ask, Drain, Scenario
 from bench.sim.site import SimSite
 from bench.sim.wire import Trouble, Wire
-from messages.config import (
-    CacheConfig,
-    Config,
-    GatewayConfig,
-    ModelConfig,
-    RuntimeConfig,
-    SchedulerConfig,
-    TokenizerConfig,
-)
 from messages.system import Cause, Labels, Reason, State
 from messages.types import Problem
 
 ROOT_PID = 999
-EPOCH_S = 1_800_000_000.0
 PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 FAULTS_SHARE = 0.85  # of a world's time
-STALL_S = 5.0  # how long a gateway here lets a stream lie unread
 DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
-RECOVER_S = 30.0  # how long it lets a request wait for a lost part
 STEPS_MAX = 40_000_000
 # What a client is told as its gateway ends. The last one is from a scheduler that knew it first.
 GATEWAY_ENDS = (
@@ -109,7 +90,7 @@ def run_world(scenario: Scenario, model: Path) -> Result:
     try:
         with (
             nothing_from_outside(loop),
-            world.small_mailboxes(),
+            small_mailboxes(scenario.shape),
             asyncio.Runner(loop_factory=lambda: loop) as runner,
         ):
             runner.run(world.play(loop))
@@ -128,21 +109,6 @@ def run_world(scenario: Scenario, model: Path) -> Result:
         gc.collect()
 
 
-@contextlib.contextmanager
-def nothing_from_outside(loop: SimLoop) -> Iterator[None]:
-    """The time of day and secrets are the seed's too: rooms put both into what they send."""
-    secret = rng_for(loop.seed, "secrets")
-    kept = time.time, secrets.token_hex
-    time.time = lambda: EPOCH_S + loop.time()
-    secrets.token_hex = lambda count=32: (
-        f"{secret.getrandbits(8 * (count or 32)):0{2 * (count or 32)}x}"
-    )
-    try:
-        yield
-    finally:
-        time.time, secrets.token_hex = kept
-
-
 class World:
     def __init__(self, scenario: Scenario, model: Path) -> None:
         self.model = model
@@ -155,7 +121,6 @@ class World:
         self.scenario = scenario._replace(asks=asks)
         self.pace = Pace({ask.name: ask for ask in asks})
         self.seen = self.pace.seen
-        self.recover_s = RECOVER_S
         self.judge = Judge(self)
         self.failures: list[AssertionError] = []
         self.check_count = 0
@@ -303,48 +268,6 @@ class World:
 
     # The play
 
-    def config(self) -> Config:
-        shape = self.scenario.shape
-        return Config(
-            model=ModelConfig(path=str(self.model), name="tiny", context_len=CONTEXT_LEN),
-            gateway=GatewayConfig(
-                http=False,
-                stream_stall_s=STALL_S,
-                recover_s=self.recover_s,
-                resume_s=shape.resume_s,
-                resume_streams_max=shape.resume_streams_max,
-            ),
-            tokenizer=TokenizerConfig(),
-            scheduler=SchedulerConfig(
-                running_max=shape.running_max,
-                queued_max=shape.queued_max,
-                prefill_budget=shape.prefill_budget,
-                policy=shape.policy,
-                grammar_timeout_s=shape.grammar_timeout_s,
-            ),
-            cache=CacheConfig(
-                page_size=shape.page_size,
-                kv_tokens=shape.kv_tokens,
-                prefix_cache=shape.prefix_cache,
-            ),
-            runtime=RuntimeConfig(placement="inline"),
-        )
-
-    @contextlib.contextmanager
-    def small_mailboxes(self) -> Iterator[None]:
-        count, waits = self.scenario.shape.mailbox_max, self.scenario.shape.waits
-        front: tuple[Any, ...] = (Tokenizer, Router, *((Detokenizer,) if waits else ()))
-        kept = [room.mailbox for room in front]
-        full = Full.WAIT if waits else Full.REJECT
-        try:
-            if count:
-                for room in front:
-                    room.mailbox = MailboxSpec(count_max=count, full=full)
-            yield
-        finally:
-            for room, mailbox in zip(front, kept, strict=True):
-                room.mailbox = mailbox
-
     async def play(self, loop: SimLoop) -> None:
         self.loop = loop
         scenario, shape = self.scenario, self.scenario.shape
@@ -372,7 +295,9 @@ class World:
             poison=scenario.poison,
             compile_s=shape.compile_s,
         )
-        root, nodes = rooms.build(self.config(), device, shape.placement, shape.restarts_max)
+        root, nodes = rooms.build(
+            config_of(shape, self.model), device, shape.placement, shape.restarts_max
+        )
         self.system = system = System(
             root,
             nodes=nodes,

@@ -1,0 +1,94 @@
+"""This file makes a drawn deployment real: its settings, small mailboxes, its clock and secrets.
+
+It does not know clients, faults or laws.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actors.detokenizer.actor import Detokenizer
+from actors.router.actor import Router
+from actors.runtime.actor import MailboxSpec
+from actors.runtime.clock import rng_for
+from actors.runtime.mailbox import Full
+from actors.runtime.simloop import SimLoop
+from actors.tokenizer.actor import Tokenizer
+from bench.sim.scenario import CONTEXT_LEN, Shape
+from messages.config import (
+    CacheConfig,
+    Config,
+    GatewayConfig,
+    ModelConfig,
+    RuntimeConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+)
+
+EPOCH_S = 1_800_000_000.0
+STALL_S = 5.0  # how long a gateway here lets a stream lie unread
+RECOVER_S = 30.0  # how long it lets a request wait for a lost part
+
+
+def config_of(shape: Shape, model: Path) -> Config:
+    return Config(
+        model=ModelConfig(path=str(model), name="tiny", context_len=CONTEXT_LEN),
+        gateway=GatewayConfig(
+            http=False,
+            stream_stall_s=STALL_S,
+            recover_s=RECOVER_S,
+            resume_s=shape.resume_s,
+            resume_streams_max=shape.resume_streams_max,
+        ),
+        tokenizer=TokenizerConfig(),
+        scheduler=SchedulerConfig(
+            running_max=shape.running_max,
+            queued_max=shape.queued_max,
+            prefill_budget=shape.prefill_budget,
+            policy=shape.policy,
+            grammar_timeout_s=shape.grammar_timeout_s,
+        ),
+        cache=CacheConfig(
+            page_size=shape.page_size,
+            kv_tokens=shape.kv_tokens,
+            prefix_cache=shape.prefix_cache,
+        ),
+        runtime=RuntimeConfig(placement="inline"),
+    )
+
+
+@contextlib.contextmanager
+def small_mailboxes(shape: Shape) -> Iterator[None]:
+    """Rooms of the front with room for a few messages only, where the world has such."""
+    count, waits = shape.mailbox_max, shape.waits
+    front: tuple[Any, ...] = (Tokenizer, Router, *((Detokenizer,) if waits else ()))
+    kept = [room.mailbox for room in front]
+    full = Full.WAIT if waits else Full.REJECT
+    try:
+        if count:
+            for room in front:
+                room.mailbox = MailboxSpec(count_max=count, full=full)
+        yield
+    finally:
+        for room, mailbox in zip(front, kept, strict=True):
+            room.mailbox = mailbox
+
+
+@contextlib.contextmanager
+def nothing_from_outside(loop: SimLoop) -> Iterator[None]:
+    """The time of day and secrets are the seed's too: rooms put both into what they send."""
+    secret = rng_for(loop.seed, "secrets")
+    kept = time.time, secrets.token_hex
+    time.time = lambda: EPOCH_S + loop.time()
+    secrets.token_hex = lambda count=32: (
+        f"{secret.getrandbits(8 * (count or 32)):0{2 * (count or 32)}x}"
+    )
+    try:
+        yield
+    finally:
+        time.time, secrets.token_hex = kept
