@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
-from kernels.graphs import CHUNK_ROWS, PACKED, ChunkGraph, DecodeGraph, Graphs
+from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, decode_rows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import Sampled, sample_logprobs, sample_special, uniform
@@ -111,7 +111,7 @@ class DeviceSteps:
             for _ in range(STAGES)
         ]
         self.landings = [
-            torch.empty(2 * max(slot_count, CHUNK_ROWS), dtype=torch.int32, pin_memory=True)
+            torch.empty(2 * (slot_count + WIDE_ROWS), dtype=torch.int32, pin_memory=True)
             for _ in range(STAGES)
         ]
         self.events = [torch.cuda.Event(blocking=True) for _ in range(STAGES)]
@@ -243,7 +243,9 @@ class DeviceSteps:
         if graphs is None:
             return None
         if not len(batch.ids) == count == len(batch.sampled):
-            return graphs.chunk(count, len(batch.ids))
+            decodes = decode_rows(batch)
+            keys = int(batch.kv_len[decodes:].max(initial=0))
+            return graphs.chunk(decodes, count - decodes, len(batch.ids) - decodes, keys)
         graph = None
         cascades = getattr(graphs.attention, "cascades", False)
         if cascades and count >= SHARING_ROWS_MIN and self.shared(batch) is not None:
@@ -297,32 +299,8 @@ class DeviceSteps:
         noise: NDArray[Any],
         stage: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        size, count = graph.size, len(batch.ids)
-        total = graph.packed.shape[0]
-        host = stage.numpy()
-        tokens = host[: 4 * size].reshape(4, size)
-        tokens[:, :count] = (
-            batch.ids,
-            batch.positions,
-            batch.write_index,
-            np.repeat(batch.slots, batch.query_len),
-        )
-        tokens[:, count:] = 0
-        tokens[2, count:] = -1
-        rows = host[4 * size :][: 7 * CHUNK_ROWS].reshape(7, CHUNK_ROWS)
-        rows[:] = 0
-        rows[4] = -1
-        row_count, sampled_count = len(batch.slots), len(batch.sampled)
-        rows[:3, :row_count] = batch.query_len, batch.kv_len, batch.slots
-        rows[3:, :sampled_count] = (
-            batch.sampled,
-            batch.sampled_slots,
-            heat.view(np.int32),
-            noise.view(np.int32),
-        )
-        start = host[4 * size + 7 * CHUNK_ROWS : total]
-        start[:] = count
-        start[: row_count + 1] = batch.query_start
+        total, row_count = graph.packed.shape[0], len(batch.slots)
+        graph.pack(batch, heat, noise, stage.numpy()[:total])
         width = batch.page_table.shape[1]
         tables = stage[total : total + row_count * (width + 1)]
         tables.numpy()[:row_count] = batch.slots
@@ -333,7 +311,7 @@ class DeviceSteps:
             0, there[:row_count].long(), there[row_count:].view(row_count, width)
         )
         graph.replay()
-        return graph.logits[:sampled_count], graph.result
+        return graph.logits[: len(batch.sampled)], graph.result
 
     def run(
         self, batch: FlatBatch, heat: NDArray[Any], noise: NDArray[Any], stage: Tensor
