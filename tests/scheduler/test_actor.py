@@ -597,8 +597,9 @@ def test_a_single_question_goes_to_the_cache_for_each_admission() -> None:
     """Decode asks for pages in advance, never a step at a time."""
     shadow = ShadowWorker(page_count=256, page_size=16)
     notes = {PATHS.worker: msgspec.msgpack.encode(shadow.facts)}
+    config = SchedulerConfig(policy="fcfs", running_max=4, prefill_budget=64)
     cell = Cell(
-        Scheduler(SchedulerConfig(policy="fcfs"), CacheConfig(), PATHS),
+        Scheduler(config, CacheConfig(), PATHS),
         path=PATHS.scheduler,
         notes=notes,
     )
