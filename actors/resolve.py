@@ -22,7 +22,7 @@ BY_DEVICE: tuple[tuple[str, str, float, float], ...] = (
 )
 CORES_BEHIND = 4  # root, engine, worker, metrics
 CORES_A_FRONT = 2  # its loop, and its threads that encode
-FRONT_ENDS_MAX = 2  # with four there was less to gain than their messages cost (bench/NOTES.md)
+FRONT_ENDS_MAX = 4  # what a rush of requests costs is spread over them (bench/NOTES.md)
 
 
 class Machine(NamedTuple):

@@ -97,7 +97,8 @@ def test_front_ends_are_as_many_as_the_machine_has_cores_to_spare() -> None:
     assert settled(config_of(0), core_count=64, gpu_count=0) == 1
     assert settled(config_of(0), core_count=4, gpu_count=1) == 1
     assert settled(config_of(0), core_count=8, gpu_count=1) == 2
-    assert settled(config_of(0), core_count=64, gpu_count=1) == 2
+    assert settled(config_of(0), core_count=16, gpu_count=1) == 4
+    assert settled(config_of(0), core_count=64, gpu_count=1) == 4
     assert settled(config_of(0, "inline"), core_count=64, gpu_count=1) == 1
     on_cpu = Config(model=ModelConfig(device="cpu"))
     assert settled(on_cpu, core_count=64, gpu_count=1) == 1
