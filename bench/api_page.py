@@ -15,7 +15,7 @@ import inspect
 import sys
 import textwrap
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -110,9 +110,34 @@ def fields(row: Operation) -> str:
             status = "required"
         kind = "" if status == "**refused**" else short(found)
         line = f"| `{name}` | {status} | {kind} | {escaped(note)} |"
-        lines.append((STATUSES.index(status), line))
+        lines.append((STATUSES.index(status), "\n".join([line, *inner(row.body, name, found)])))
     head = ["| field | | type | |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *(line for _, line in sorted(lines, key=itemgetter(0)))]) + "\n"
+
+
+def inner(body: type, name: str, outer: dict[str, Any]) -> list[str]:
+    """The fields of a field that is an object of its own."""
+    hint = get_type_hints(body, include_extras=True)[name]
+    kinds = [kind for kind in get_args(hint) or (hint,) if is_struct(kind)]
+    references = [one["$ref"] for one in outer.get("anyOf", (outer,)) if "$ref" in one]
+    if not (kinds and references):
+        return []
+    notes = notes_of(kinds[0])
+    schema = described()["components"]["schemas"][references[0].rsplit("/", 1)[1]]
+    lines = []
+    for field, found in schema.get("properties", {}).items():
+        note = notes.get(field, "")
+        status = "**refused**" if note.startswith("refused") else "honoured"
+        if note.lower().startswith(IGNORED):
+            status, note = "ignored", note.partition(":")[2].strip()
+        note = note.removeprefix("refused").strip()
+        kind_text = "" if note == "" and status == "**refused**" else short(found)
+        lines.append(f"| `{name}.{field}` | {status} | {kind_text} | {escaped(note)} |")
+    return lines
+
+
+def is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 @functools.cache

@@ -53,10 +53,8 @@ class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True, frozen=True):
-    """The budget is taken and not kept to."""
-
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Positive | None = None
+    budget_tokens: Positive | None = None  # taken, and not used
     display: Literal["summarized", "omitted"] | None = None  # summarized: all of it is shown
 
 

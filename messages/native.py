@@ -58,9 +58,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, frozen=True):
     regex: str | None = None
     ebnf: str | None = None
     stream_interval: Int32 | None = None  # taken, and not used: each step is an event
-    # What we do not have: anything but null is refused by name.
-    structural_tag: msgspec.Raw = NOT_GIVEN
-    custom_params: msgspec.Raw = NOT_GIVEN
+    structural_tag: msgspec.Raw = NOT_GIVEN  # an object, or its text
+    custom_params: msgspec.Raw = NOT_GIVEN  # refused
 
 
 class Lacking(msgspec.Struct, kw_only=True, frozen=True):

@@ -36,10 +36,9 @@ class Options(msgspec.Struct, kw_only=True, frozen=True):
     repeat_penalty: Repetition | None = None  # over all of prompt and answer
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    # Other ways to draw a token: refused unless they are off.
-    mirostat: float | None = None
-    tfs_z: float | None = None
-    typical_p: float | None = None
+    mirostat: float | None = None  # refused unless it is off
+    tfs_z: float | None = None  # refused unless it is off
+    typical_p: float | None = None  # refused unless it is off
 
 
 class Function(msgspec.Struct, kw_only=True, frozen=True):

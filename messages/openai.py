@@ -161,7 +161,7 @@ class Generation(Constraints, kw_only=True, frozen=True):
     logits_processors: Processors | None = None
     truncate_prompt_tokens: TopK | None = None  # keep the last of them; -1: as many as fit
     best_of: int | None = None  # completions: the `n` most likely of so many
-    return_token_ids: bool | None = None
+    return_token_ids: bool | None = None  # of the output, and of the prompt
     prompt_logprobs: TopLogprobs | None = None  # vLLM's form; not in a stream
     # Of a chat, and only where the operator lets requests bring one.
     chat_template: Annotated[str, msgspec.Meta(max_length=65_536)] | None = None
@@ -380,7 +380,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True, frozen=True):
     finish_reason: str | None
     matched_stop: str | int | None | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in a plain answer
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in a choice's first chunk
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -434,6 +434,7 @@ class ChatChunk(msgspec.Struct, kw_only=True, frozen=True):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET  # in the first chunk
 
 
 class ModelCard(msgspec.Struct, kw_only=True, frozen=True):

@@ -73,17 +73,13 @@ class TextFormat(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class TextConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """`verbosity` is ignored."""
-
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: str | None = None  # ignored
 
 
 class ReasoningConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """`summary` is ignored: reasoning is answered as it is."""
-
-    effort: str | None = None
-    summary: str | None = None
+    effort: str | None = None  # given to the template; "none" also switches thinking off
+    summary: str | None = None  # ignored: reasoning is answered as it is
 
 
 class ResponsesStreamOptions(msgspec.Struct, kw_only=True, frozen=True):

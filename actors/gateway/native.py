@@ -147,9 +147,8 @@ def read_rids(given: GenerateBody, count: int) -> tuple[str, ...]:
 def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[], int]) -> Ask:
     """One prompt as a completion of its own."""
     params = item.params
-    for name in ("structural_tag", "custom_params"):
-        if bytes(getattr(params, name)) not in NOTHING:
-            raise invalid(f"`{name}` is not supported.", f"sampling_params.{name}")
+    if bytes(params.custom_params) not in NOTHING:
+        raise invalid("`custom_params` is not supported.", "sampling_params.custom_params")
     max_tokens = NEW_TOKENS if params.max_new_tokens is None else params.max_new_tokens
     salts = [salt for salt in (given.cache_salt, given.extra_key) if salt is not None]
     completion = CompletionBody(
@@ -176,6 +175,7 @@ def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[],
         json_schema=params.json_schema,
         regex=params.regex,
         ebnf=params.ebnf,
+        structural_tag=params.structural_tag,
         logprobs=item.logprobs,
         prompt_logprobs=None if item.start_len is None else item.logprobs,
         cache_salt="\x00".join(salts) or None,

@@ -483,7 +483,7 @@ def read_prompt_rules(body: Generation) -> dict[str, Any]:
     return {
         "bad_words": tuple(dict.fromkeys(body.bad_words or ())),
         "truncate_len": None if length is None else max(length, 0),
-        "want_prompt_ids": bool(body.return_token_ids) and not body.stream,
+        "want_prompt_ids": bool(body.return_token_ids),
     }
 
 

@@ -41,7 +41,8 @@ from messages.types import FinishReason, Problem
 
 def stream_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> StreamWriter:
     """`checked` are the prompts as the tokenizer saw them, where the call was checked first."""
-    return (ChatStream if ask.is_chat else CompletionStream)(ask, head, echo_texts(ask, checked))
+    make = ChatStream if ask.is_chat else CompletionStream
+    return make(ask, head, echo_texts(ask, checked), checked)
 
 
 def plain_writer(ask: Ask, head: Head, checked: Sequence[Checked]) -> PlainWriter:
@@ -62,12 +63,14 @@ def failure(problem: Problem) -> bytes:
 class ChatStream:
     """Chunks of /v1/chat/completions."""
 
-    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
+    def __init__(
+        self, ask: Ask, head: Head, echoes: Sequence[str], checked: Sequence[Checked] = ()
+    ) -> None:
         self.ask = ask
         self.head = head
         self.echoes = echoes
         self.tally = Tally(ask)
-        self.extras = Extras(ask, self.tally)
+        self.extras = Extras(ask, self.tally, checked)
         self.templates: dict[int, Template] = {}
         self.readers: dict[int, Reader] = {}  # where the text is more than text
 
@@ -131,6 +134,8 @@ class ChatStream:
         return failure(problem)
 
     def _begin(self, index: int, frames: list[bytes]) -> Template:
+        if not self.templates:  # a chat has one prompt
+            self.extras.begin(index)
         frames.append(self._chunk(index, ChunkDelta(role="assistant", content="")))
         template = Template(self._struct(index, ChunkDelta(content=MARK)))
         self.templates[index] = template
@@ -176,6 +181,7 @@ class ChatStream:
             model=self.head.model,
             choices=[choice],
             usage=self.extras.usage(),
+            prompt_token_ids=self.extras.prompt_ids(index),
         )
 
 
@@ -200,12 +206,14 @@ def delta_of(event: Event, reader: Reader) -> ChunkDelta:
 class CompletionStream:
     """Chunks of /v1/completions."""
 
-    def __init__(self, ask: Ask, head: Head, echoes: Sequence[str]) -> None:
+    def __init__(
+        self, ask: Ask, head: Head, echoes: Sequence[str], checked: Sequence[Checked] = ()
+    ) -> None:
         self.ask = ask
         self.head = head
         self.echoes = echoes
         self.tally = Tally(ask)
-        self.extras = Extras(ask, self.tally)
+        self.extras = Extras(ask, self.tally, checked)
         self.templates: dict[int, Template] = {}
         self.scribes: dict[int, CompletionScribe] = {}
 
@@ -257,7 +265,10 @@ class CompletionStream:
         self.templates[index] = template
         echo = self.echoes[index // self.ask.call.choice_count]
         self.scribes[index] = CompletionScribe(self.ask.logprobs or 0, len(echo))
-        if echo:
+        self.extras.begin(index)
+        if echo and self.extras.is_on:
+            frames.append(frame(encode(self._struct(index, echo))))
+        elif echo:
             frames.append(template.fill(echo))
         return template
 
@@ -277,6 +288,7 @@ class CompletionStream:
             finish_reason=None if finish is None else finish.value,
             matched_stop=msgspec.UNSET if finish is None else matched,
             token_ids=self.extras.ids(),
+            prompt_token_ids=self.extras.prompt_ids(index),
         )
         return CompletionReply(
             id=self.head.id,

@@ -5,7 +5,7 @@ It does not know how answers are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -80,11 +80,13 @@ class Extras:
     Every chunk is then encoded by itself; templates are for streams without.
     """
 
-    def __init__(self, ask: Ask, tally: Tally) -> None:
+    def __init__(self, ask: Ask, tally: Tally, checked: Sequence[Checked]) -> None:
         self.ask = ask
         self.tally = tally
+        self.checked = checked
         self.is_on = ask.live_usage or ask.token_ids
         self._ids: list[int] | None = None
+        self._fresh: set[int] = set()
 
     def see(self, index: int, delta: Delta) -> None:
         if self.ask.live_usage:
@@ -98,6 +100,18 @@ class Extras:
             return msgspec.UNSET
         ids, self._ids = self._ids, None
         return ids or []
+
+    def begin(self, index: int) -> None:
+        """The choice's next chunk is its first with something in it."""
+        if self.ask.token_ids:
+            self._fresh.add(index)
+
+    def prompt_ids(self, index: int) -> list[int] | msgspec.UnsetType:
+        """For the first chunk of a choice."""
+        if index not in self._fresh:
+            return msgspec.UNSET
+        self._fresh.discard(index)
+        return list(unpack(self.checked[index // self.ask.call.choice_count].ids))
 
     def usage(self) -> Usage | None | msgspec.UnsetType:
         if self.ask.live_usage:

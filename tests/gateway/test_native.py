@@ -153,10 +153,8 @@ LACKING = (
     ("fields", "param"),
     [
         *(({name: "x"}, name) for name in LACKING),
-        *(
-            ({"sampling_params": {name: {"x": 1}}}, f"sampling_params.{name}")
-            for name in ("structural_tag", "custom_params")
-        ),
+        ({"sampling_params": {"custom_params": {"x": 1}}}, "sampling_params.custom_params"),
+        ({"sampling_params": {"structural_tag": {"x": 1}}}, "sampling_params.structural_tag"),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"top_p": 1.5}}, "sampling_params.top_p"),
         ({"sampling_params": {"top_k": -2}}, "sampling_params.top_k"),
@@ -417,3 +415,12 @@ async def test_a_rendering_is_what_the_model_would_read() -> None:
     assert [prompt["count"] for prompt in texts.json()["prompts"]] == [1, 2]
     assert texts.json()["max_model_len"] == CONTEXT
     street.assert_idle()
+
+
+def test_what_ends_or_holds_the_text_is_that_of_completions() -> None:
+    tag = {"structures": [{"begin": "<f>", "schema": True}], "triggers": ["<f"]}
+    for value in (tag, msgspec.json.encode(tag).decode()):
+        grammar = read(sampling_params={"structural_tag": value}).call.variant(0).grammar
+        assert grammar is not None and grammar.kind == "structural_tag"
+    stop = read(sampling_params={"stop_regex": "a+b", "no_stop_trim": True}).call.variant(0).stop
+    assert [pattern.text for pattern in stop.patterns] == ["a+b"] and stop.keep_match

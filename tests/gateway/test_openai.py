@@ -401,7 +401,7 @@ def test_rules_for_tokens_and_prompts_are_read() -> None:
         assert read(truncate_prompt_tokens=-1).call.truncate_len == 0
         assert read(no_stop_trim=True, stop="a").call.stop.keep_match
         assert read(return_token_ids=True).call.checked_first
-        assert not read(return_token_ids=True, stream=True).call.checked_first
+        assert read(return_token_ids=True, stream=True).call.checked_first
 
 
 def test_what_a_request_does_not_say_the_model_recommends() -> None:

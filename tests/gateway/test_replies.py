@@ -280,8 +280,13 @@ def test_ids_of_tokens_come_in_every_chunk_and_in_the_plain_answer() -> None:
             [row(0, "é", 2, FinishReason.STOP, token_ids=pack([3]))],
         ]
         ask = ask_of(is_chat, return_token_ids=True, stream=True)
-        chunks = [event["choices"][0] for event in stream(ask, rows) if event != "[DONE]"]
+        writer = stream_writer(ask, HEAD, checked)
+        data = b"".join(writer.write(some) for some in rows) + writer.end(checked)
+        events = [event for event in events_of(data) if event != "[DONE]"]
+        chunks = [event["choices"][0] for event in events]
         assert [i for chunk in chunks for i in chunk["token_ids"]] == [1, 2, 3]
+        told = [part.get("prompt_token_ids") for part in (events if is_chat else chunks)]
+        assert told == [[7, 8]] + [None] * (len(told) - 1)
         whole = plain(ask_of(is_chat, return_token_ids=True), rows, checked)
         assert whole["choices"][0]["token_ids"] == [1, 2, 3]
         prompt = whole if is_chat else whole["choices"][0]
