@@ -132,13 +132,18 @@ class System:
     async def drain(self, grace_s: float) -> None:
         """Lets each actor finish, the last started first. Returns at the latest after `grace_s`.
 
+        Those of one name finish together: while one front end did, the next would take new work.
         One that is just being (re)started has nothing to finish, and is not waited for.
         """
         deadline_s = self.loop.time() + grace_s
-        for leaf in reversed(self.leaves.values()):
+        for name in dict.fromkeys(leaf.name for leaf in reversed(self.leaves.values())):
             left_s = deadline_s - self.loop.time()
-            if leaf.is_alive and leaf.path not in self._starting and left_s > 0:
-                await self._drain_leaf(leaf, left_s)
+            if left_s <= 0:
+                return
+            alike = [leaf for leaf in self.leaves.values() if leaf.name == name and leaf.is_alive]
+            await asyncio.gather(
+                *(self._drain_leaf(x, left_s) for x in alike if x.path not in self._starting)
+            )
 
     async def _drain_leaf(self, leaf: Leaf, left_s: float) -> None:
         drained = self._drains[leaf.path] = self.loop.create_future()

@@ -12,7 +12,7 @@ from actors.runtime.context import Died, Rejected, Reply, TimedOut
 from actors.runtime.transport.memory import Weather
 from messages.system import Cause, Undelivered
 from tests.runtime.players import Add, Ask, Crash, Relay, Settings, Sleep, Text, Total, Watch
-from tests.runtime.stage import Play, Restart, child, play, tree
+from tests.runtime.stage import Play, Restart, Supervisor, child, play, tree
 
 pytestmark = pytest.mark.sim(seeds=4)
 
@@ -267,6 +267,15 @@ async def test_drain_goes_from_the_last_to_the_first_and_waits_for_those_who_fin
         await p.system.drain(30)
         assert asyncio.get_running_loop().time() - began_s == pytest.approx(2.0)
         assert [p.state(x) for x in "abc"] == ["draining"] * 3
+
+
+async def test_actors_of_one_name_are_drained_together() -> None:
+    fronts = [Supervisor(name=name, children=(child("a", "SlowDrainer"),)) for name in "012"]
+    async with play(tree(child("b"), *fronts)) as p:
+        began_s = asyncio.get_running_loop().time()
+        await p.system.drain(3)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(2.0)
+        assert [p.state(x) for x in ("0/a", "1/a", "2/a", "b")] == ["draining"] * 4
 
 
 async def test_drain_ends_when_its_grace_is_over() -> None:
