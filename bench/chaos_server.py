@@ -59,9 +59,16 @@ def main() -> int:
 
 
 class Server:
-    """That server in a process, from outside."""
+    """That server in a process, or the one of another `module`, from outside."""
 
-    def __init__(self, model: str, folder: Path, threads: int, *words: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        folder: Path,
+        threads: int,
+        *words: str,
+        module: str = "bench.chaos_server",
+    ) -> None:
         if not model:
             from tests.house.tiny import make_model
 
@@ -72,7 +79,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder / "server.txt"
         self.log_dir = folder / "logs"
-        command = [sys.executable, "-m", "bench.chaos_server", "serve", "--model", model]
+        command = [sys.executable, "-m", module, "serve", "--model", model]
         command += ["--port", str(port), "--log-dir", str(folder / "logs"), "--dtype", "float32"]
         command += ["--threads", str(threads), "--kv-tokens", "131072", "--max-running", "256"]
         command += ["--front-ends", "1", "--log-file-bytes", str(1 << 30), *words]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -54,6 +54,7 @@ class Outcome(NamedTuple):
     error: str | None = None
     ids: tuple[int, ...] = ()
     status: int = 0
+    headers: Mapping[bytes, bytes] = {}
 
 
 class Response:
@@ -241,6 +242,7 @@ class Client:
             error,
             tuple(connection.ids),
             connection.response.status,
+            connection.response.headers,
         )
 
     async def get(self, path: str) -> tuple[int, bytes]:

@@ -52,13 +52,16 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["python -m app bench", *command_words()]),
+        "command": " ".join(command_words()),
     }
 
 
 def command_words() -> list[str]:
+    """How this bench was started: by itself, or as `app bench NAME`."""
     words = sys.argv[1:]
-    return words[1:] if words[:1] == ["bench"] else words
+    if words[:1] == ["bench"]:
+        return ["python -m app", *words]
+    return [f"python -m bench.{Path(sys.argv[0]).stem}", *words]
 
 
 def commit() -> str:

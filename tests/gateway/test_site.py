@@ -140,24 +140,21 @@ async def test_an_idle_connection_ends_after_its_time() -> None:
 
 
 async def test_nothing_holds_a_connection_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[Connection]] = []
+    made: list[weakref.ref[asyncio.Transport]] = []
     begin = Connection.connection_made
 
     def connection_made(self: Connection, transport: asyncio.Transport) -> None:
-        made.append(weakref.ref(self))
+        made.append(weakref.ref(transport))
         begin(self, transport)
 
     monkeypatch.setattr(Connection, "connection_made", connection_made)
     async with listening(keep_alive_s=3600, header_timeout_s=3600) as place:
         for sent in (request(chat("one")), b"no http\r\n\r\n"):
             await place.exchange(sent)
-
-        def is_gone() -> bool:
-            gc.collect()
-            return not any(ref() for ref in made)
-
-        await place.until_true(is_gone)
-        assert len(made) == 2
+        await place.until_true(lambda: not place.site.state.connections)
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [ref() for ref in made] == [None, None]
 
 
 # B183

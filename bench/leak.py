@@ -1,0 +1,211 @@
+"""This file asks a server in this very process for ten thousand answers, many of which nobody waits
+for, and looks for what is left of them.
+
+It knows the tree from inside: tasks, timers, pages, and every object that the garbage collector
+knows. The first requests fill what is meant to fill (caches, the log's directory, pools), and are
+not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import random
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from actors import run
+from actors.runtime.system import System
+from bench.client import Client, Connection
+from bench.report import Report
+from bench.serve import first_model, free_port
+from messages.config import (
+    CacheConfig,
+    Config,
+    GatewayConfig,
+    LogConfig,
+    ModelConfig,
+    RuntimeConfig,
+)
+
+ABOUT = """\
+  python -m bench.leak
+  python -m bench.leak --requests 1000 --together 8
+
+A tenth leave in their stream, a tenth are refused, a tenth are not streamed. Exit status 1 where
+something is left.
+"""
+
+GROWTH_MAX = 0.01
+PROMPT_LEN = 24
+TYPES_SHOWN = 5
+IDLE_S = 30.0
+
+
+class Left(NamedTuple):
+    """What there is while nothing is asked."""
+
+    tasks: int
+    timers: int
+    lives: int
+    leased: float
+    running: float
+    python_bytes: int  # 0 without tracemalloc
+    objects: Counter[str]
+
+
+async def left_of(system: System, client: Client) -> Left:
+    """Once the house is idle."""
+    until_s = time.monotonic() + IDLE_S
+    leased = running = 1.0
+    while (leased or running) and time.monotonic() < until_s:
+        await asyncio.sleep(0.2)
+        _, text = await client.get("/metrics")
+        leased = metric(text, 'histrio_pages{state="leased"}')
+        running = metric(text, "histrio_requests_running")
+    await asyncio.sleep(0.2)  # connections of those that left
+    for _ in range(3):
+        gc.collect()
+    lives = system.node.lives.values()
+    return Left(
+        len(asyncio.all_tasks()),
+        sum(len(life.timers) for life in lives),
+        len(lives),
+        leased,
+        running,
+        tracemalloc.get_traced_memory()[0],
+        Counter(type(one).__qualname__ for one in gc.get_objects()),
+    )
+
+
+def metric(text: bytes, name: str) -> float:
+    lines = [line for line in text.decode().splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line[len(name)] in " {")
+
+
+async def ask(client: Client, model: str, rng: random.Random) -> None:
+    """One request of one kind; what becomes of it is not looked at here."""
+    kind = rng.randrange(10)
+    body: dict[str, object] = {
+        "model": model,
+        "prompt": [rng.randrange(3, 500) for _ in range(PROMPT_LEN)],
+        "max_tokens": rng.randrange(1, 12),
+        "seed": rng.randrange(1000),
+        "ignore_eos": True,
+        "stream": kind != 0,
+    }
+    heard = None
+    if kind == 1:
+        body["temperature"] = -1
+    elif kind == 2:
+        body["max_tokens"] = 200
+
+        def heard(connection: Connection) -> None:
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    await client.stream("/v1/completions", body, heard)
+
+
+async def ask_many(
+    client: Client, model: str, count: int, together: int, rng: random.Random
+) -> None:
+    left = iter(range(count))
+
+    async def place() -> None:
+        for _ in left:
+            await ask(client, model, rng)
+
+    await asyncio.gather(*(place() for _ in range(together)))
+
+
+def config_of(folder: Path) -> Config:
+    from tests.house.tiny import make_model
+
+    return Config(
+        model=ModelConfig(path=str(make_model(folder / "tiny-llama")), dtype="float32"),
+        gateway=GatewayConfig(port=free_port()),
+        cache=CacheConfig(kv_tokens=4096),
+        log=LogConfig(dir=str(folder / "logs"), level="warning"),
+        runtime=RuntimeConfig(placement="inline", seed=1, front_ends=1),
+    )
+
+
+async def look(
+    requests: int, warm: int, together: int, seed: int, *, traces: bool
+) -> tuple[Left, Left]:
+    """What there is before and after so many requests."""
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="leak-") as folder:
+        config = run.settle(config_of(Path(folder)), lambda _: None).config
+        with run.build(config) as system:
+            await system.start()
+            try:
+                client = Client(f"http://127.0.0.1:{config.gateway.port}", timeout_s=60.0)
+                model = await first_model(client)
+                if traces:
+                    tracemalloc.start()
+                await ask_many(client, model, warm, together, rng)
+                before = await left_of(system, client)
+                await ask_many(client, model, requests, together, rng)
+                after = await left_of(system, client)
+                system.check()
+            finally:
+                tracemalloc.stop()
+                await system.stop()
+    return before, after
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.leak",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--warm", type=int, default=1500, help="requests before, not counted")
+    parser.add_argument("--together", type=int, default=16, help="requests open at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    found = parser.parse_args(words)
+    report = Report("leak", as_json=found.json, requests=found.requests)
+    before, after = asyncio.run(
+        look(found.requests, found.warm, found.together, found.seed, traces=True)
+    )
+    objects = sum(before.objects.values()), sum(after.objects.values())
+    for what, old, new, aim in (
+        ("tasks", before.tasks, after.tasks, "equal"),
+        ("timers", before.timers, after.timers, "equal"),
+        ("actors", before.lives, after.lives, "equal"),
+        ("pages leased", before.leased, after.leased, "0"),
+        ("requests running", before.running, after.running, "0"),
+        ("bytes of Python objects", before.python_bytes, after.python_bytes, "< +1 %"),
+        ("objects", *objects, "< +1 %"),
+    ):
+        grown = f"{100 * (new / old - 1):+.2f} %" if old else ""
+        report.add(what=what, before=old, after=new, grown=grown, aim=aim)
+    most = (after.objects - before.objects).most_common(TYPES_SHOWN)
+    for name, count in most:
+        report.add(what=f"more {name}", before=None, after=count, grown="", aim="")
+    report.close()
+    return int(has_leak(before, after))
+
+
+def has_leak(before: Left, after: Left) -> bool:
+    return bool(
+        after[:3] != before[:3]
+        or after.leased
+        or after.running
+        or after.python_bytes > before.python_bytes * (1 + GROWTH_MAX)
+        or sum(after.objects.values()) > sum(before.objects.values()) * (1 + GROWTH_MAX)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""This file runs a server for minutes under mixed load, breaks a process every few seconds, and
+sees whether anything grows.
+
+It knows the server from outside: HTTP, signals, its processes. The load: streams that are compared
+token by token with the undisturbed run, clients that leave in the middle of a stream, requests that
+are refused. What lives through it all is the root's process, which here holds the gateway as well;
+the others are made anew by the faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from bench.chaos import ROLES, Chaos, Struck
+from bench.chaos_load import Load, plans
+from bench.chaos_server import Server
+from bench.client import Client, Connection
+from bench.report import Report
+from bench.serve import first_model
+
+ABOUT = """\
+  python -m bench.soak --minutes 30
+  python -m bench.soak --minutes 2 --every 5 --streams 50
+
+Exit status 1 where a stream was not equal, or something was left behind.
+"""
+
+WARM_SHARE = 0.2  # of the time, before growth is looked at
+SAMPLE_S = 1.0
+WAYS = ("kill", "stop")
+SHM = Path("/dev/shm")
+QUIET_S = 30.0
+
+
+class Sample(NamedTuple):
+    """What the root's process holds."""
+
+    at_s: float
+    rss_mib: float
+    fds: int
+    threads: int
+    processes: int
+
+
+class Watcher:
+    """Looks at the server once a second."""
+
+    def __init__(self, server: Server) -> None:
+        self.root = psutil.Process(server.process.pid)
+        self.samples: list[Sample] = []
+
+    def look(self) -> Sample:
+        return Sample(
+            time.monotonic(),
+            self.root.memory_info().rss / 2**20,
+            self.root.num_fds(),
+            self.root.num_threads(),
+            len(self.root.children(recursive=True)),
+        )
+
+    async def run(self) -> None:
+        while True:
+            self.samples.append(self.look())
+            await asyncio.sleep(SAMPLE_S)
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the line that fits best: y by x. nan of fewer than two."""
+    count = len(points)
+    if count < 2:
+        return float("nan")
+    mean_x = sum(x for x, _ in points) / count
+    mean_y = sum(y for _, y in points) / count
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+
+
+async def rude(url: str, model: str, rng: random.Random) -> None:
+    """A client that leaves: in a stream, or with a request that is refused."""
+    client = Client(url)
+    (plan,) = plans(1, 200)
+    while True:
+        body = plan._replace(seed=rng.randrange(1000)).body(model)
+        if rng.random() < 0.3:
+            body["temperature"] = -1
+        leave_after = rng.randrange(1, 40)
+
+        def heard(connection: Connection, leave_after: int = leave_after) -> None:
+            if len(connection.ids) >= leave_after and connection.transport is not None:
+                connection.transport.abort()
+
+        await client.stream("/v1/completions", body, heard)
+        await asyncio.sleep(rng.uniform(0.0, 0.2))
+
+
+async def quiet(watcher: Watcher, client: Client) -> Sample:
+    """Once nothing is under way, with a process in reserve for each as at the beginning."""
+    until_s = time.monotonic() + QUIET_S
+    sample = watcher.look()
+    while time.monotonic() < until_s:
+        await asyncio.sleep(1.0)
+        _, text = await client.get("/metrics")
+        sample, before = watcher.look(), sample
+        is_idle = metric(text, "histrio_requests_running") == 0
+        if is_idle and sample.processes == 2 * len(ROLES) and sample.fds == before.fds:
+            break
+    return sample
+
+
+def metric(text: bytes, name: str) -> float:
+    """The sum of all lines of this name (and labels, if it has some)."""
+    lines = [line for line in text.decode().splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line[len(name)] in " {}")
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir(SHM)) if SHM.is_dir() else set()
+
+
+async def soak(found: argparse.Namespace, report: Report) -> int:
+    rng = random.Random(found.seed)
+    asked = plans(found.streams, 100)
+    shm = shared_memory()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        server = stack.enter_context(
+            Server(found.model, folder, found.threads, "--spare-after", "1", "--log-level", "info")
+        )
+        await asyncio.to_thread(server.wait_ready)
+        client = Client(server.url, timeout_s=30.0)
+        model = await first_model(client)
+        load = Load(server.url, model, asked)
+        await load.learn()
+        watcher = Watcher(server)
+        before = await quiet(watcher, client)
+        struck, streams, wrong, told = await break_for(found, server, load, watcher, rng)
+        after = await quiet(watcher, client)
+        _, text = await client.get("/metrics")
+        leased = metric(text, 'histrio_pages{state="leased"}')
+        opened = metric(text, "histrio_streams_open")
+    grown = shared_memory() - shm
+    warm_s = watcher.samples[0].at_s + WARM_SHARE * 60 * found.minutes
+    late = [((s.at_s - warm_s) / 60, s.rss_mib) for s in watcher.samples if s.at_s >= warm_s]
+    rows = [
+        ("faults", len(struck), ""),
+        ("streams ended", streams, ""),
+        ("of these not equal", wrong, "0"),
+        ("what their clients were told", "; ".join(sorted(told))[:120], ""),
+        ("root: memory MiB/min", round(slope(late), 3), "< 1"),
+        ("root: memory MiB, before / after", f"{before.rss_mib:.0f} / {after.rss_mib:.0f}", ""),
+        ("root: descriptors", f"{before.fds} / {after.fds}", "equal"),
+        ("root: threads", f"{before.threads} / {after.threads}", "equal"),
+        ("processes", f"{before.processes} / {after.processes}", "equal"),
+        ("shared memory left", len(grown), "0"),
+        ("pages leased at the end", int(leased), "0"),
+        ("streams open at the end", int(opened), "0"),
+    ]
+    for what, value, aim in rows:
+        report.add(what=what, found=str(value), aim=aim)
+    report.close()
+    same = (before.fds, before.threads) == (after.fds, after.threads)
+    return int(bool(wrong or grown or leased or opened or not same))
+
+
+async def break_for(
+    found: argparse.Namespace, server: Server, load: Load, watcher: Watcher, rng: random.Random
+) -> tuple[list[Struck], int, int, set[str]]:
+    """The faults, the streams that ended, those that were not equal, and their errors."""
+    chaos = Chaos(server, load, rng, waits=True)
+    tasks = [asyncio.create_task(watcher.run())]
+    tasks += [asyncio.create_task(rude(server.url, load.model, rng)) for _ in range(found.rude)]
+    load.start()
+    struck: list[Struck] = []
+    told: set[str] = set()
+    streams = wrong = 0
+    begin_s = time.monotonic()
+    try:
+        while time.monotonic() < begin_s + 60 * found.minutes:
+            due_s = begin_s + found.every * (len(struck) + 1)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            struck.append(await chaos.strike(rng.choice(list(ROLES)), rng.choice(WAYS)))
+            ended = load.take_ended()
+            streams += len(ended)
+            wrong += sum(not stream.is_equal for stream in ended)
+            told |= {stream.error for stream in ended if stream.error}
+    finally:
+        await load.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        chaos.log.close()
+    return struck, streams, wrong, told
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.soak",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults")
+    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--rude", type=int, default=8, help="clients that leave")
+    parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    found = parser.parse_args(words)
+    report = Report("soak", as_json=found.json, minutes=found.minutes, streams=found.streams)
+    return asyncio.run(soak(found, report))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
