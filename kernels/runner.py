@@ -20,6 +20,7 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,6 +97,7 @@ class ModelFacts:
     hidden_len: int
     vector_lens: tuple[int, ...] | None  # see `messages.worker.Facts`
     notes: tuple[str, ...] = ()  # what "auto" was settled to, and why, for a log
+    largest_step_s: float = 0.0  # how long it took, where it was tried
 
 
 class Runner:
@@ -193,6 +195,12 @@ class Runner:
     def progress(self) -> int | None:
         """Changes while a step computes, see `Ops.progress`. From any thread."""
         return self.model.ops.progress()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of the device's memory, what captured steps take."""
+        graphs = None if self.steps is None else self.steps.graphs
+        return 0 if graphs is None else graphs.byte_count
 
     @property
     def is_asynchronous(self) -> bool:
@@ -452,6 +460,8 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     attention = settle_attention(options, shape, notes)
     wanted = pool_wanted(options, config, kv_dtype, context_len)
 
+    largest_step_s = 0.0
+
     def runner_of(page_count: int, options: RunnerOptions) -> Runner:
         size = options.page_size
         kv = KvPool(config.layer_count, config.heads, page_count, size, kv_dtype, device)
@@ -469,6 +479,7 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
             hidden_len=config.hidden_len,
             vector_lens=config.vector_lens,
             notes=tuple(notes),
+            largest_step_s=largest_step_s,
         )
         return Runner(model, kv, slots, attention, facts, options)
 
@@ -477,7 +488,7 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
         if not page_count:
             page_count = settle_page_count(wanted, free_memory_bytes(device), HOST_POOL_BYTES)
     else:
-        try_largest_step(runner_of, options, context_len)
+        largest_step_s = try_largest_step(runner_of, options, context_len)
         forget_unused()  # the trial's pool; what its step took is kept
         free = free_memory_bytes(device)
         page_count = settle_page_count(wanted, free)
@@ -487,13 +498,18 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
 
 def try_largest_step(
     runner_of: Callable[[int, RunnerOptions], Runner], options: RunnerOptions, context_len: int
-) -> None:
-    """Raises MemoryError if it doesn't fit."""
+) -> float:
+    """How long it takes when nothing is made for the first time. Raises MemoryError if it doesn't
+    fit."""
     step, page_count = largest_step(
         options.page_size, context_len, options.slot_count, options.step_tokens_max
     )
     try:
-        runner_of(page_count, replace(options, graphs=False)).launch_whole(step).result()
+        trial = runner_of(page_count, replace(options, graphs=False))
+        trial.launch_whole(step).result()
+        begin_s = time.perf_counter()
+        trial.launch_whole(replace(step, closed=step.slots)).result()
+        return time.perf_counter() - begin_s
     except MemoryError as error:
         raise step_does_not_fit(step, error) from error
 

@@ -35,6 +35,7 @@ from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, Wo
 from messages.scheduler import Compiled
 from messages.system import Reason
 
+HANG_STEPS = 4  # of the largest: while a device computes them, this process does nothing
 CPU_GRAIN_S = 0.02  # less than this in a look is what the loop itself uses
 MORE_MEMORY = (
     "ask for less (--context-len, --max-running, --prefill-budget, --kv-tokens), give the pool more"
@@ -100,6 +101,7 @@ class Worker(Actor):
         self.runner: Runner
         self.epoch: int | None = None
         self.lock = threading.Lock()  # of the runner, between the two threads
+        self.hang_s = worker.hang_s
         self.watch = Watch(worker.hang_s)
         self.step_count = 0  # that have come and are not answered
         self.epoch_come: int | None = None  # of the last step that came
@@ -123,6 +125,8 @@ class Worker(Actor):
         begin = self.load if self.prepared is None else self.take_over
         self.runner = await self.context.in_thread(begin, lane="forward")
         self.grammars = Grammars(self.runner, self.model.path)
+        longest_s = HANG_STEPS * self.runner.facts.largest_step_s
+        self.watch = Watch(max(self.hang_s, longest_s))
         facts = self.runner.facts
         return msgspec.msgpack.encode(
             worker.Facts(
@@ -179,6 +183,7 @@ class Worker(Actor):
             device=facts.device,
             pages=facts.page_count,
             page_size=facts.page_size,
+            graph_mib=runner.graph_bytes >> 20,
             how="; ".join(facts.notes),
         )
         if runner.graphs_left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from actors.runtime.testkit import Cell
-from actors.worker.actor import LOST, MORE_MEMORY, Worker
+from actors.worker.actor import HANG_STEPS, LOST, MORE_MEMORY, Worker
+from actors.worker.watch import LOOKS
 from kernels.batch import StepInput, StepOutput
 from kernels.health import DeviceLost, check_device
-from kernels.runner import Landed, Runner
+from kernels.runner import Landed, ModelFacts, Runner
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
 from messages.types import pack, unpack
@@ -107,6 +109,19 @@ def test_a_device_that_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
     ) as e:
         check_device(torch.device("cuda:0"), error)
     assert e.value.__cause__ is error and "more lines" not in str(e.value)
+
+
+async def test_a_device_may_be_quiet_for_as_long_as_its_largest_steps_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = ModelFacts("m", 9, 9, (), 1, 9, "float32", "cuda", 9, 9, None, largest_step_s=2.0)
+    loaded = SimpleNamespace(
+        facts=facts, warm_up=lambda progress: None, graphs_left=0, graph_bytes=0
+    )
+    monkeypatch.setattr(Runner, "load", lambda *arguments: loaded)
+    cell, worker = worker_with(Device())
+    await worker.on_start()
+    assert worker.watch.look_s * LOOKS == 2.0 * HANG_STEPS > WorkerConfig().hang_s
 
 
 async def test_a_model_without_room_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
