@@ -448,6 +448,7 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
         source.device = device
     notes: list[str] = []
     ops, dtype = settle_ops(options, source.weight_format, device, notes)
+    kv_dtype = settle_kv_dtype(options, ops, dtype)
     ops.set_threads(options.threads or usable_cores())
     context_len = settle_context(options.context_len, config.context_len)
     if device.type != "cpu" and dtype != "quantized":
@@ -455,7 +456,6 @@ def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -
     model = Decoder(config, source, ops, dtype, context_len, progress)
     source.finish()
 
-    kv_dtype = settle_kv_dtype(options, ops, dtype)
     shape = attention_shape(model, kv_dtype, context_len)
     attention = settle_attention(options, shape, notes)
     wanted = pool_wanted(options, config, kv_dtype, context_len)
