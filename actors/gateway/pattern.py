@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from messages.types import StopPattern, pack
 
 POSITIONS_MAX = 512
-MOVES_MAX = 4096  # of all expressions of a request
+MOVES_MAX = 1024  # of all expressions of a request
 DEPTH_MAX = 64  # of groups within groups
 REPEAT_MAX = 1000
 COMPLEX = "it is too complex"

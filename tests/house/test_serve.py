@@ -6,6 +6,7 @@ Texts are compared with each other: in float32 the same prompt has one answer, a
 from __future__ import annotations
 
 import contextlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -164,6 +165,31 @@ def test_clients_that_leave_free_what_they_held(server: Server) -> None:
     eventually(lambda: server.metric('histrio_pages{state="leased"') == 0, "no page is leased")
     eventually(lambda: server.metric("histrio_streams_open") == 0, "no stream is open")
     assert complete(server, "x").choices[0].text
+
+
+def test_a_stop_expression_ends_the_text_where_it_first_matches(server: Server) -> None:
+    base = text_of(server, PROMPTS[0], max_tokens=48)
+    middle = base[len(base) // 2 : len(base) // 2 + 3]
+    expression = ".{0,4}" + re.escape(middle) + "|never{3}"
+    compiled = re.compile(expression)
+    ends = [
+        (end, begin)
+        for end in range(1, len(base) + 1)
+        for begin in range(end)
+        if compiled.fullmatch(base, begin, end)
+    ]
+    end, begin = ends[0]
+    for keep in (False, True):
+        extra = {"stop_regex": [expression], "no_stop_trim": keep}
+        keywords: dict[str, Any] = {"max_tokens": 48, "extra_body": extra}
+        plain = complete(server, PROMPTS[0], **keywords).choices[0]
+        assert plain.text == base[: end if keep else begin]
+        assert (plain.finish_reason, plain.matched_stop) == ("stop", expression)
+        assert streamed(server, PROMPTS[0], **keywords)[:2] == (plain.text, "stop")
+    for wrong in ("^a", "a*", "(", "(a{900}){900}"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            complete(server, "x", extra_body={"stop_regex": wrong})
+        assert caught.value.body["param"] == "stop_regex"  # type: ignore[index]
 
 
 def test_nothing_but_the_http_port_listens(server: Server) -> None:
