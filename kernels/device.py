@@ -7,7 +7,8 @@ it computes, takes its input tokens from the device, and its tokens come back by
 A step in which every row decodes, or which is small, is the replay of a captured graph
 (`graphs.py`); any other is launched operator by operator. Rows with penalties, filters or
 log-probabilities are sampled by `kernels.ops.sampling`, which waits for the step; all others by
-`ops.triton.pick`, which does not.
+`ops.triton.pick`, which does not. Where rows are held to grammars, the host makes the masks while
+the device computes the logits, from the tokens of the step before; only the choice waits for them.
 
 It does not know requests or who launches. Laws: steps run in order on one stream; a staging buffer
 is written again only after the step that used it has ended; `known_len` and the like advance at the
@@ -17,8 +18,8 @@ launch, tokens are filled in at the result.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
+from kernels.constrain import Masks
 from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, decode_rows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
@@ -38,6 +40,7 @@ STAGES = 4  # steps whose buffers are kept; more than are ever in flight
 SHARING_ROWS_MIN = 16  # as SHARED_ROWS_MIN of graphs.py, in rows of the step
 SHARING_LEN_MIN = 256  # tokens
 NOT_NUMBERS = "the model's output for this sequence is not a number"
+NOBODY = -1  # in place of a slot
 FAILED_BEFORE = "an earlier step of this sequence has failed"
 
 
@@ -52,6 +55,7 @@ class DeviceFlight:
     event: torch.cuda.Event
     landed: NDArray[np.int32]  # pinned [2, S or more]: tokens, failed
     logprobs: list[Any] | None
+    columns: NDArray[np.int64]  # of `landed`: those of the slots of `pending`
     output: StepOutput | None = field(default=None)
 
     def wait(self) -> None:
@@ -66,19 +70,47 @@ class DeviceFlight:
     def settle(self) -> None:
         """Waits, and records what came."""
         self.event.synchronize()  # sleeps: it is a blocking event
-        count = len(self.pending.slots)
-        tokens, bad = self.landed[0, :count].copy(), self.landed[1, :count].astype(np.bool_)
-        before = self.steps.slots.record(self.pending, tokens, bad)
+        tokens, bad = self.landed[0][self.columns], self.landed[1][self.columns] != 0
+        held, table = self.steps.held, self.steps.slots
+        before = table.record(self.pending, tokens, bad)
         good = ~bad & ~before
         slots, logprobs = self.pending.slots, self.logprobs
+        own = good & table.open[slots] & (table.tenancy[slots] == self.pending.tenancy)
+        jumped = held.land(slots[own], tokens[own])
         if logprobs is not None:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
         gone = np.concatenate((self.gone, slots[before]))
         fresh = slots[bad & ~before]
         detail = NOT_NUMBERS if len(fresh) else FAILED_BEFORE if len(gone) else ""
+        failed = np.concatenate((fresh, gone))
         self.output = StepOutput(
-            slots[good], tokens[good], logprobs, np.concatenate((fresh, gone)), detail
+            slots[good],
+            tokens[good],
+            logprobs,
+            failed,
+            detail,
+            held.refused(failed),
+            jumped_slots=jumped[0],
+            jumped_tokens=jumped[1],
         )
+
+
+class Held(Protocol):
+    """What keeps rows to their grammars: the runner."""
+
+    def guide(self, step: StepInput) -> None:
+        """Applies the step's deltas."""
+
+    def is_guided(self, slots: Ints) -> bool: ...
+
+    def masks(self, slots: Ints) -> Masks | None: ...
+
+    def land(self, slots: Ints, tokens: Ints) -> tuple[Ints, Ints]:
+        """What the slots got; and what they get behind it without being sampled, see
+        `StepOutput.jumped_slots`."""
+        ...
+
+    def refused(self, failed: Ints) -> Ints: ...
 
 
 class DeviceSteps:
@@ -92,6 +124,7 @@ class DeviceSteps:
         attention: Attention,
         eos_ids: tuple[int, ...],
         step_tokens_max: int,
+        held: Held,
         graph_bytes: int,  # of memory for graphs; 0: none are captured
     ) -> None:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
@@ -118,6 +151,8 @@ class DeviceSteps:
         self.flights: deque[DeviceFlight] = deque()
         self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
         self.count = 0
+        self.held = held
+        self.mask_stages: list[Tensor] = []  # as `stages`, once there are masks
         self.sharing: tuple[bytes, int, Sharing | None] | None = None
         self.graphs: Graphs | None = None
         if graph_bytes and getattr(attention, "replayable", False):
@@ -137,13 +172,18 @@ class DeviceSteps:
         run. A step without rows is its own result."""
         slots = self.slots
         slots.apply(step)
+        self.held.guide(step)
         if not slots.columns.quick[step.slots].all():
             self.drain()  # penalties count tokens that the host may not have read yet
         gone = step.slots[slots.failed[step.slots]]
         batch = slots.flatten(step)
         if not len(batch.slots):
             return StepOutput(
-                no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE if len(gone) else ""
+                no_ints(),
+                no_ints(),
+                failed=gone,
+                detail=FAILED_BEFORE if len(gone) else "",
+                refused=self.held.refused(gone),
             )
         nth = self.count % STAGES
         user = self.users[nth]
@@ -151,7 +191,7 @@ class DeviceSteps:
             self.land(user)
         try:
             with torch.inference_mode():
-                result, logprobs = self.compute(batch, self.stages[nth])
+                result, logprobs, columns = self.compute(batch, nth)
                 # Both contiguous, padding included: any other copy would wait.
                 landing = self.landings[nth][: result.numel()].view(2, -1)
                 landing.copy_(result, non_blocking=True)
@@ -159,8 +199,11 @@ class DeviceSteps:
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
+        batch = replace(
+            batch, sampled=batch.sampled[columns], sampled_slots=batch.sampled_slots[columns]
+        )
         flight = DeviceFlight(
-            self, slots.advance(batch), gone, self.events[nth], landing.numpy(), logprobs
+            self, slots.advance(batch), gone, self.events[nth], landing.numpy(), logprobs, columns
         )
         self.flights.append(flight)
         self.users[nth] = flight
@@ -195,10 +238,13 @@ class DeviceSteps:
         self.drain()
         self.last_token.zero_()
 
-    def compute(self, batch: FlatBatch, stage: Tensor) -> tuple[Tensor, list[Any] | None]:
-        """Puts the batch on the stream: int32 [2, S or more] of tokens and failures, contiguous,
-        and log-probabilities if any row asked."""
-        columns, rows = self.slots.columns, batch.sampled_slots
+    def compute(
+        self, batch: FlatBatch, nth: int
+    ) -> tuple[Tensor, list[Any] | None, NDArray[np.int64]]:
+        """Puts the batch on the stream: int32 [2, S or more] of tokens and failures, contiguous;
+        log-probabilities if any row asked; and which of the sampled rows count."""
+        columns, rows, stage = self.slots.columns, batch.sampled_slots, self.stages[nth]
+        counted = np.arange(len(rows))
         heat, noise = self.chances(rows)
         graph = self.graph_for(batch)
         if isinstance(graph, DecodeGraph):
@@ -207,10 +253,55 @@ class DeviceSteps:
             logits, result = self.replay_chunk(graph, batch, heat, noise, stage)
         else:
             logits, result = self.run(batch, heat, noise, stage)
+        if self.held.is_guided(rows):
+            counted, result = self.hold(logits, result, batch, heat, noise, nth)
         logprobs = None
         if not columns.quick[rows].all():
             logprobs = self.sample_others(logits, result[:, : len(rows)], rows)
-        return result, logprobs
+        return result, logprobs, counted
+
+    def hold(
+        self,
+        logits: Tensor,
+        result: Tensor,
+        batch: FlatBatch,
+        heat: NDArray[Any],
+        noise: NDArray[Any],
+        nth: int,
+    ) -> tuple[NDArray[np.int64], Tensor]:
+        """Keeps rows of logits to their grammars and picks again. While the device computes the
+        logits, the host waits for the tokens of the step before, moves the grammars on and makes
+        the masks. A row whose grammar has jumped by then does not count: its next token is known,
+        and still to be computed. Returns which rows count, and what was picked."""
+        self.drain()
+        rows = batch.sampled_slots
+        kv_len = batch.kv_len[np.isin(batch.slots, rows)]
+        counts = self.slots.known_len[rows] == kv_len
+        masks = self.held.masks(np.where(counts, rows, NOBODY).astype(np.int32))
+        if masks is None:
+            return np.flatnonzero(counts), result
+        if len(masks.broken):
+            logits[torch.from_numpy(masks.broken).to(self.device)] = torch.nan
+        if not self.mask_stages:
+            size = self.slots.page_table.shape[0] * (-(-logits.shape[1] // 32) + 4) + 64
+            self.mask_stages = [
+                torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(STAGES)
+            ]
+        heat_there, noise_there, slots, barred, bits = upload(
+            self.mask_stages[nth],
+            self.device,
+            heat.view(np.int32),
+            noise.view(np.int32),
+            np.where(counts, rows, NOBODY),
+            masks.rows,
+            masks.words.reshape(-1),
+        )
+        if len(masks.rows):
+            self.model.ops.bar(logits, barred.long(), bits.view(masks.words.shape))
+        picked = self.picker.pick(
+            logits, heat_there.view(torch.float32), noise_there.view(torch.float32), slots
+        )
+        return np.flatnonzero(counts), picked
 
     def chances(self, rows: Ints) -> tuple[NDArray[Any], NDArray[Any]]:
         """Temperatures (0: greedy) and noise of the slots `rows`, for their next token."""

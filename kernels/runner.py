@@ -20,8 +20,10 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -44,6 +46,7 @@ from kernels.constrain import (
     BadGrammar,
     Constrainer,
     EngineUnavailable,
+    Masks,
     TokenTable,
     check_engine,
     load_engine,
@@ -81,6 +84,7 @@ if TYPE_CHECKING:
     from kernels.device import DeviceSteps
 
 Progress = Callable[[str, int, int], None]  # what, done, total
+BESIDE_ROWS_MIN = 8  # a thread takes as long to wake as the masks of so many take
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ class Runner:
         self.facts, self.options = facts, options
         self.device = kv.layers[0][0].device
         self.constrainer: Constrainer | None = None  # until the first constraint asks for one
+        self.masking: ThreadPoolExecutor | None = None  # likewise
         self.graphs_left = 0  # that `warm_up` had no time or memory for
         self.steps = device_steps(self)
 
@@ -148,7 +153,6 @@ class Runner:
         steps = self.steps
         if steps is None:
             return Landed(self.jump(self.execute_here(step)))
-        guided = self.constrainer is not None and bool(self.constrainer.guides)
         slots = self.slots
         is_prompt = slots.computed_len[step.slots] < slots.prompt_len[step.slots]
         asks = slots.columns.tells[step.slots] | slots.columns.reads[step.slots]
@@ -158,9 +162,8 @@ class Runner:
         processed = slots.columns.processed[step.slots].any() or any(
             row.sampling.processors for row in step.opened
         )
-        if guided or tells or processed or any(row.constraint for row in step.opened):
-            # What a row may be depends on the token before, so that nothing can be launched ahead;
-            # or more comes of it than the graphs give.
+        if tells or processed:
+            # More comes of a row than the graphs give, or its tokens must be read before.
             steps.drain()
             output = self.jump(self.execute_here(step))
             steps.catch_up(step.slots)
@@ -222,6 +225,7 @@ class Runner:
             return StepOutput(
                 no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE, refused=refused
             )
+        masks = self.masks_beside(batch.sampled_slots)
         try:
             with torch.inference_mode():
                 reading = reading_rows(self.slots, batch.sampled_slots)
@@ -231,10 +235,11 @@ class Runner:
                     for told, part in zip(batch.told, told_logits, strict=True)
                 ]
                 vectors = read_vectors(logits, hidden, self.slots, batch.sampled_slots, reading)
-                self.constrain(logits, batch.sampled_slots)
+                self.constrain(logits, masks())
                 problem = process(logits, self.slots, batch.sampled_slots)
                 sampled = self.sample(logits, batch.sampled_slots)
         except RuntimeError as error:
+            masks()  # another try must not find them still in the making
             if isinstance(error, torch.OutOfMemoryError) or "can't allocate" in str(error):
                 raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
             raise
@@ -258,6 +263,23 @@ class Runner:
             if good[index]
         ]
         return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts, vectors=told)
+
+    def is_guided(self, slots: Ints) -> bool:
+        """Whether a grammar has a say in any of the slots."""
+        guides = {} if self.constrainer is None else self.constrainer.guides
+        return bool(guides) and any(slot in guides for slot in slots.tolist())
+
+    def masks(self, slots: Ints) -> Masks | None:
+        """See `Constrainer.masks`."""
+        return None if self.constrainer is None else self.constrainer.masks(slots)
+
+    def land(self, slots: Ints, tokens: Ints) -> tuple[Ints, Ints]:
+        """Moves grammars on by what a launched step has brought; what `jump` appends."""
+        if self.constrainer is None:
+            return no_ints(), no_ints()
+        self.constrainer.take(slots, tokens)
+        output = self.jump(StepOutput(slots, tokens))
+        return output.jumped_slots, output.jumped_tokens
 
     def jump(self, output: StepOutput) -> StepOutput:
         """Appends to what was sampled the tokens that grammars force behind it, as far as there are
@@ -360,9 +382,18 @@ class Runner:
                 constrainer.broken.add(row.slot)
                 self.slots.failed[row.slot] = True
 
-    def constrain(self, logits: Tensor, slots: Ints) -> None:
-        """Takes out of logits [S, vocab] what the slots' grammars forbid, in place."""
-        masks = None if self.constrainer is None else self.constrainer.masks(slots)
+    def masks_beside(self, slots: Ints) -> Callable[[], Masks | None]:
+        """Of these slots, once they are asked for. On a CPU those of many rows are made in another
+        thread while this one computes the logits; on a device this one has nothing else to do."""
+        beside = self.device.type == "cpu" and len(slots) >= BESIDE_ROWS_MIN
+        if not beside or not self.is_guided(slots):
+            return functools.cache(lambda: self.masks(slots))
+        if self.masking is None:
+            self.masking = ThreadPoolExecutor(1, "masks")
+        return self.masking.submit(self.masks, slots).result
+
+    def constrain(self, logits: Tensor, masks: Masks | None) -> None:
+        """Takes out of logits [S, vocab] what grammars forbid, in place."""
         if masks is None:
             return
         if len(masks.rows):
@@ -527,5 +558,6 @@ def device_steps(runner: Runner) -> DeviceSteps | None:
         runner.attention,
         runner.facts.eos_ids,
         runner.options.step_tokens_max,
+        runner,
         runner.options.graph_bytes if runner.options.graphs else 0,
     )
