@@ -4,7 +4,7 @@ mailbox, and a bound node socket.
 It knows the runtime's codec and its ZMQ transport. Bytes are drawn under a seed: noise, msgpack of
 any shape behind a known tag, well-formed frames with something changed. Laws: a decoder raises the
 boundary's error or none; nothing that comes without the run's token reaches a node or is answered;
-afterwards a friend's message still arrives.
+afterwards a friend's message still arrives. `wire_within.py` has what is struck without a socket.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,13 @@ from actors.runtime.codec import Decoder, Unreadable
 from actors.runtime.frame import PROTOCOL, Ack, AnyFrame, Bye, Data, Hello, Probe
 from actors.runtime.transport.zmq import ZmqTransport
 from bench.report import Report
+from bench.wire_within import KINDS, attack, until
 from messages.base import Address, Header, Message
 from messages.system import NodeIn, Reason, RootIn, Stop, Undelivered
 
 ABOUT = """\
-Hostile bytes for decoders and a node's socket; exit status 1 where a law does not hold.
+Hostile bytes for decoders, links, a node's inbox, an actor behind a link, and a node's socket; exit
+status 1 where a law does not hold.
 
   python -m bench.wire                  a million for each
   python -m bench.wire --count 20000 --seed 7
@@ -55,6 +56,7 @@ TRIES = 10_000
 NAMES = (
     b"friend#1/1",
     b"friend#1/999",
+    b"friend#1/01",
     b"friend#2/1",
     b"stranger#1/1",
     b"victim#1/1",
@@ -189,13 +191,6 @@ class Inbox:
         self.downs.append(node)
 
 
-async def until(what: Callable[[], bool], seconds: float = 30.0) -> None:
-    until_s = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until_s, "it does not come about"
-        await asyncio.sleep(0.01)
-
-
 async def attack_socket(count: int, seed: int) -> dict[str, int]:
     """A victim with one friend; intruders who found its socket. Asserts the laws."""
     rng = random.Random(f"socket/{seed}")
@@ -284,6 +279,10 @@ def main(words: list[str]) -> int:
     report.add(
         at="decoders", strings=found.count, seconds=time.monotonic() - begin_s, found=str(outcome)
     )
+    for kind in KINDS:
+        begin_s = time.monotonic()
+        asyncio.run(attack(kind, found.count, found.seed))
+        report.add(at=kind, strings=found.count, seconds=time.monotonic() - begin_s, found="")
     begin_s = time.monotonic()
     refused = asyncio.run(attack_socket(found.count, found.seed))
     report.add(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import msgspec
+import pytest
 
 from bench.wire import attack_decoders, attack_socket, frames_of, hostile, spoilt
+from bench.wire_within import KINDS, attack
 
 
 def test_decoders_raise_nothing_but_the_error_of_the_boundary() -> None:
@@ -18,6 +20,11 @@ def test_decoders_raise_nothing_but_the_error_of_the_boundary() -> None:
 async def test_a_node_hears_nobody_without_the_token_and_its_friend_still() -> None:
     refused = await attack_socket(2000, 1)
     assert {"unreadable", "stranger", "shape", "route"} <= set(refused)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_strike_from_within_breaks_a_law(kind: str) -> None:
+    await attack(kind, 3000, 1)  # raises at the first
 
 
 def test_what_is_drawn_is_a_function_of_the_seed_and_mostly_unreadable() -> None:

@@ -483,6 +483,17 @@ async def test_hostile_frames_are_refused_counted_and_change_nothing(
     assert at_b.downs == []
 
 
+@pytest.mark.parametrize("alias", ["b#1/0{}", "b#1/+{}", "b#1/ {}", "b#+1/{}", "b#01/{}"])
+async def test_a_name_that_reads_like_the_peers_is_not_its_pipe(world: World, alias: str) -> None:
+    # ZMQ keeps a second one out who has the very same name; these numbers are equal as numbers.
+    a, at_a, _, _ = await world.pair()
+    name = alias.format(a._peers["b"].pipe_in).encode()
+    next_one = Data(1, 0, header_to("a", 666))
+    world.intrude(a, name, msgspec.msgpack.encode(next_one), msgspec.msgpack.encode(Stop()))
+    await until(lambda: bool(a.refused or at_a.arrived))
+    assert at_a.arrived == [] and a.refused == {"route": 1}
+
+
 async def test_bytes_that_are_no_zmq_do_no_harm(world: World) -> None:
     a, at_a, b, _ = await world.pair()
     rng = random.Random(2)

@@ -398,6 +398,9 @@ class ZmqTransport:
                 route = Route(node, int(incarnation), int(pipe))
             except ValueError:
                 return None
+            # `int` reads "01" and "+1" too: another's name would count as the pipe of a known peer.
+            if name != f"{node}#{route.incarnation}/{route.pipe}".encode():
+                return None
             if len(self._routes) >= ROUTES_MAX:
                 self._routes.clear()
             self._routes[name] = route
