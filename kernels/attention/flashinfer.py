@@ -70,6 +70,24 @@ class FlashInferAttention(TritonAttention):
         self.start = 0  # of the first token that is not a decode row's
         self.gathered: tuple[Tensor, int, int] | None = None  # kv starts, their sum, the longest
         self.own = False  # whether this step's prompts are left to our own kernel
+        self.settings: dict[str, Any] = {
+            "causal": True,
+            "sm_scale": shape.scale,
+            "logits_soft_cap": shape.softcap or 0.0,
+            "q_data_type": shape.wide_dtype,
+            "kv_data_type": shape.wide_dtype,
+        }
+        self.build()
+
+    def build(self) -> None:
+        """Has the kernels of each window found, or compiled, now and not in the first step. Raises
+        OpsUnavailable with the reason."""
+        one = pinned_starts(torch.ones(1, dtype=torch.int32))
+        try:
+            self.plan_ragged(one, one)
+        except (RuntimeError, OSError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise OpsUnavailable(f"flashinfer can't build its kernels: {lines[0]}") from error
 
     def plan(self, batch: AttentionBatch) -> None:
         super().plan(batch)
@@ -86,13 +104,6 @@ class FlashInferAttention(TritonAttention):
             kv_len = torch.from_numpy(batch.host.kv_len[first:])
             table = batch.host.page_table[first:]
         token_count, total = int(query_len.sum()), int(kv_len.sum())
-        settings: dict[str, Any] = {
-            "causal": True,
-            "sm_scale": self.shape.scale,
-            "logits_soft_cap": self.shape.softcap or 0.0,
-            "q_data_type": self.shape.wide_dtype,
-            "kv_data_type": self.shape.wide_dtype,
-        }
         narrow = self.shape.dtype != self.shape.wide_dtype
         few = GATHER_TOKENS_MAX if narrow else GATHER_FACTOR_MAX * token_count
         self.own = narrow and total > GATHER_TOKENS_MAX
@@ -105,12 +116,12 @@ class FlashInferAttention(TritonAttention):
                 total,
                 int(kv_len.max()),
             )
-            self.plan_ragged(pinned_starts(query_len), starts, settings)
+            self.plan_ragged(pinned_starts(query_len), starts)
         else:
             self.gathered = None
-            self.plan_paged(batch.page_size, query_len, kv_len, table, settings)
+            self.plan_paged(batch.page_size, query_len, kv_len, table)
 
-    def plan_ragged(self, query_start: Tensor, kv_start: Tensor, settings: dict[str, Any]) -> None:
+    def plan_ragged(self, query_start: Tensor, kv_start: Tensor) -> None:
         heads = self.shape.heads
         for window, wrappers in self.ragged.items():
             wrappers[self.turn].plan(
@@ -120,7 +131,7 @@ class FlashInferAttention(TritonAttention):
                 heads.kv,
                 heads.dim,
                 window_left=window - 1 if window else -1,
-                **settings,
+                **self.settings,
             )
 
     def plan_paged(
@@ -129,7 +140,6 @@ class FlashInferAttention(TritonAttention):
         query_len: Tensor,
         kv_len: Tensor,
         table: NDArray[np.int32],
-        settings: dict[str, Any],
     ) -> None:
         heads = self.shape.heads
         page_count = (kv_len + page_size - 1) // page_size
@@ -148,7 +158,7 @@ class FlashInferAttention(TritonAttention):
                 window_left=window - 1 if window else -1,
                 # Given here it is copied from pinned memory: any other copy waits for the stream.
                 seq_lens=kv_len.int().pin_memory(),
-                **settings,
+                **self.settings,
             )
 
     def prefill(

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.attention.base import SharedPrefix
+from kernels.attention.base import ATTENTION, SharedPrefix
 from kernels.attention.torch import TorchAttention
-from kernels.ops.base import Heads
+from kernels.ops.base import Heads, OpsUnavailable
+from kernels.settle import RunnerOptions, settle_attention
 from tests.kernels.gpu.cases import Case, Mix, backend_of, batch_of, check, far
 
 pytestmark = pytest.mark.gpu
@@ -98,6 +99,25 @@ def test_flashinfer_agrees_in_bfloat16(cuda: torch.device, kind: str, dim: int) 
             heads = Heads(2 * group, 2, dim)
             case = Case(mix, heads, page_size, torch.bfloat16, window, softcap)
             check(cuda, "flashinfer", case, CLOSE)
+
+
+def test_flashinfer_that_cannot_be_built_is_not_used(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flashinfer")
+    from kernels.attention.flashinfer import FlashInferAttention
+
+    def broken(self: FlashInferAttention, *starts: torch.Tensor) -> None:
+        raise RuntimeError("Could not find nvcc\nand much more")
+
+    monkeypatch.setattr(FlashInferAttention, "plan_ragged", broken)
+    shape = Case([(1, 1)], Heads(2, 1, 64), 16, torch.bfloat16).shape(cuda)
+    with pytest.raises(OpsUnavailable, match="can't build its kernels: Could not find nvcc$"):
+        ATTENTION.get("flashinfer")(shape)
+    notes: list[str] = []
+    found = settle_attention(RunnerOptions(), shape, notes)
+    assert type(found).__name__ == "TritonAttention"
+    assert notes[0].startswith("attention 'flashinfer' not used: flashinfer can't build")
 
 
 @pytest.mark.parametrize("name", EACH)
