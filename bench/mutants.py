@@ -51,6 +51,10 @@ RADIX = "actors/cache/radix.py"
 PAGES = "actors/cache/pages.py"
 OUTPUT = "actors/scheduler/output.py"
 LINK = "actors/runtime/link.py"
+CREDIT = "actors/runtime/credit.py"
+GENERATE = "actors/gateway/doors/generate.py"
+RESUME = "actors/gateway/doors/resume.py"
+FLIGHTS = "actors/scheduler/flights.py"
 
 MUTANTS = (
     Mutant(
@@ -187,8 +191,8 @@ MUTANTS = (
     Mutant(
         "detokenizer: stop strings do not count in a resumed text",
         "actors/detokenizer/output.py",
-        "            if rules.strings\n",
-        "            if rules.strings and not opened.emitted\n",
+        "            if rules.strings or rules.patterns\n",
+        "            if (rules.strings or rules.patterns) and not opened.emitted\n",
     ),
     Mutant(
         "tokenizer: a cancel overtakes its request",
@@ -229,6 +233,99 @@ MUTANTS = (
         "        if reason.cause is Cause.HUNG:\n            self.kill(name, reason)\n"
         "            return\n",
         "        if reason.cause is Cause.HUNG:\n            return\n",
+    ),
+    Mutant(
+        "gateway: a reader that leaves cancels nothing",
+        GENERATE,
+        """        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+        stream.close()
+""",
+        """        while (await exchange.receive())["type"] != "http.disconnect":
+            pass
+""",
+    ),
+    Mutant(
+        "gateway: a closed call goes on",
+        GATEWAY,
+        """            stream.is_closed = True
+            self._cancel_requests(open_call)
+            message = "The stream was closed by its reader.\"""",
+        """            stream.is_closed = True
+            message = "The stream was closed by its reader.\"""",
+    ),
+    Mutant(
+        "gateway: what a guilty request kills is blamed on nobody",
+        RECORD,
+        "        if len(accused) == 1:\n",
+        "        if len(accused) == -1:\n",
+    ),
+    Mutant(
+        "gateway: while it drains, calls are taken",
+        GATEWAY,
+        "return not (self.is_draining or self.is_stopping)",
+        "return not self.is_stopping",
+    ),
+    Mutant(
+        "gateway: a stream left unread is never cut",
+        GATEWAY,
+        "            if since_s is not None and now_s - since_s > self.config.stream_stall_s:",
+        "            if since_s is not None and now_s - since_s > 1e9:",
+    ),
+    Mutant(
+        "gateway: a stream nobody comes back for is kept for ever",
+        RESUME,
+        "            kept.expiry = loop.call_later(self.config.resume_s, self.drop, kept.name)",
+        "            pass",
+    ),
+    Mutant(
+        "gateway: who comes back gets what it has already",
+        RESUME,
+        "        place = Place(kept.held, marks)",
+        "        place = Place(kept.held, ())",
+    ),
+    Mutant(
+        "gateway: a refusal does not say when to try again",
+        "actors/gateway/exchange.py",
+        "        if refusal.retry_after_s is not None:",
+        "        if refusal.retry_after_s is None:",
+    ),
+    Mutant(
+        "scheduler: a credit is not given back",
+        FLIGHTS,
+        "        self.credit.grant(flight.step + self.credit.window, self.epoch)\n",
+        "        if flight.step % 7:\n"
+        "            self.credit.grant(flight.step + self.credit.window, self.epoch)\n",
+    ),
+    Mutant(
+        "runtime: a credit is skipped",
+        CREDIT,
+        "        return self._tell() if self.granted - self.told >= self.batch else None",
+        "        return self._tell() if self.granted - self.told > self.window else None",
+    ),
+    Mutant(
+        "scheduler: what was generated before counts as prompt",
+        FLIGHTS,
+        "prompt_len=request.prompt_len,",
+        "prompt_len=len(request.tokens),",
+    ),
+    Mutant(
+        "worker: a grammar begins afresh for a resumed request",
+        "kernels/constrain.py",
+        "        for token in generated:\n            self._move(guide, token)\n",
+        "",
+    ),
+    Mutant(
+        "cache: a page that is being read is evicted",
+        RADIX,
+        "        node.lock_count = 1\n",
+        "        node.lock_count = 0\n",
+    ),
+    Mutant(
+        "root: a restart that is asked for is not made",
+        "actors/runtime/system.py",
+        "                    leaf.parent.restart_child(leaf.name)",
+        "                    pass",
     ),
 )
 

@@ -64,6 +64,7 @@ class Client:
         self.visits = 0
         self.answer = Answer(self.rights)
         self.was_at: Life | None = None
+        self.life: Life  # whose connection it last had
 
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -78,14 +79,15 @@ class Client:
             life = await self.world.gateway(self.ask.front + self.tries - 1)
             if life is None:
                 return self.outcome(False, None)
+            self.life = life
             try:
                 is_whole = await self.way()(life)
             except Refused as refused:
                 problem = refused.problem
-                if await self.world.gateway_died_since(life, try_s, problem):
+                if await self.world.gateway_died_since(self.life, try_s, problem):
                     continue
             except Lost:
-                died = await self.world.gateway_died_since(life, try_s, None)
+                died = await self.world.gateway_died_since(self.life, try_s, None)
                 assert died, "a connection was dropped"
                 self.was_at = None
                 continue
@@ -235,7 +237,7 @@ class Client:
             found = await world.gateway(ask.front + visit)
             if found is None:
                 return False
-            self.was_at, life = life, found
+            self.was_at, self.life, life = life, found, found
 
     def count_return(self, life: Life) -> None:
         world, before = self.world, self.was_at

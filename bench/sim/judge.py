@@ -19,6 +19,8 @@ from messages.system import Cause
 from messages.types import Fault
 
 PATIENCE_S = 30.0  # a part may go on dying of its trouble for a while: back-off, launch, start
+POISON_WORD = "dies of this prompt"
+POISON_DEATHS_MAX = 6  # until it is suspect, is found in its group, and dies alone
 WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
 NOTICED_S = 0.1  # until a gateway has heard that a client left
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
@@ -87,6 +89,17 @@ class Judge:
             case _:
                 assert problem.fault is Fault.OVERLOADED, f"{where}: {problem}"
                 self.overload(outcome, where)
+
+    def poison(self) -> None:
+        """A part may die of a guilty request a few times, until it is found; not for ever."""
+        guilty = [
+            outcome.asked
+            for outcome in self.world.outcomes
+            if outcome.ask.prompt[0] == self.world.scenario.poison
+        ]
+        deaths = [at_s for at_s, _, reason in self.world.deaths if POISON_WORD in reason.detail]
+        limit = POISON_DEATHS_MAX * sum(guilty)
+        assert len(deaths) <= limit, f"{len(deaths)} deaths of poison, by {guilty} requests"
 
     def overload(self, outcome: Outcome, where: str) -> None:
         shape, problem = self.world.scenario.shape, outcome.problem

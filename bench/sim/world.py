@@ -45,6 +45,7 @@ PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 FAULTS_SHARE = 0.85  # of a world's time
 DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
+HEARD_S = 2.0  # from the order to drain until each gateway has it
 STEPS_MAX = 40_000_000
 # What a client is told as its gateway ends. The last one is from a scheduler that knew it first.
 GATEWAY_ENDS = (
@@ -343,6 +344,7 @@ class World:
         self.outcomes = [task.result() for task in clients if task not in late]
         for outcome in self.outcomes:
             self.judge.outcome(outcome)
+        self.judge.poison()
         await asyncio.gather(*self.seeing_off)
         if self.gave_up is None:
             await self.settle(system)
@@ -380,6 +382,11 @@ class World:
         self.outcomes = [task.result() for task in clients]
         for outcome in self.outcomes:
             problem = outcome.problem
+            if outcome.begin_s > begin_s + HEARD_S:
+                where = f"{outcome.ask.name}, which came to a server that drains,"
+                assert not outcome.is_whole, f"{where} was served"
+                waited_s = 0.0 if problem is None else outcome.end_s - outcome.begin_s
+                assert waited_s <= HEARD_S, f"{where} was refused after {waited_s:g} s"
             if outcome.is_whole:
                 self.seen["drained with whole answers"] += 1
             elif problem is not None and problem.message.startswith(GATEWAY_ENDS):
