@@ -12,7 +12,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ import numpy as np
 
 from actors.vocab.vocab import Vocab
 from bench.report import Report, percentile
-from kernels.batch import Constraint, Sampling, SlotOpen, StepInput
+from kernels.batch import Constraint, Ints, Sampling, SlotOpen, StepInput
 from kernels.constrain import Constrainer, TokenTable
-from kernels.runner import Runner, RunnerOptions
+from kernels.runner import Flight, Runner, RunnerOptions
 
 ABOUT = """\
 What structured output costs: decode steps of constrained rows beside free ones (`share`: free over
@@ -30,6 +30,7 @@ constrained); the time to the first token of one row, free, and constrained by a
 and by one that is known; and answers with and without --token-jump (`jump`: how much faster with).
 
   python -m app bench structured --model MODEL --rows 1 8 32
+  python -m app bench structured --model bench/models/qwen3_0_6b --invented --device cuda
 """
 PERSON = {
     "type": "object",
@@ -69,7 +70,27 @@ GRAMMARS: dict[str, Constraint] = {
     "forms": Constraint("json_schema", json.dumps(FORMS)),
 }
 DEPTH = 2  # steps in flight, as of a scheduler
+BLOCK = 20  # steps that are timed together, where they are launched ahead
 PROMPT = "Write an object about a person who lives somewhere:"
+
+
+@dataclass(frozen=True, slots=True)
+class Invented:
+    """A vocabulary for a model that has none: an end, bytes, pairs of letters, words of no use."""
+
+    token_bytes: list[bytes]
+    special: frozenset[int] = frozenset({0})
+
+    @classmethod
+    def of(cls, size: int) -> Invented:
+        letters = [bytes([byte]) for byte in range(97, 123)]
+        pieces = [b"<end>", *(bytes([byte]) for byte in range(256))]
+        pieces += [first + second for first in letters for second in letters]
+        pieces += [b"<word %d>" % nth for nth in range(max(0, size - len(pieces)))]
+        return cls(pieces[:size])
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [1 + byte for byte in text.encode()]
 
 
 def main(words: Sequence[str]) -> int:
@@ -83,17 +104,26 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each kind")
     parser.add_argument("--tokens", type=int, default=100, help="of answers with and without jumps")
     parser.add_argument("--rounds", type=int, default=5, help="of first tokens, and of answers")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--invented", action="store_true", help="weights and vocabulary are made up"
+    )
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--engine", default="auto", help="a name of the grammar seam")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
     slot_count = 2 * max(found.rows)
     options = RunnerOptions(
-        slot_count=slot_count, kv_tokens=slot_count * 256, context_len=256, threads=found.threads
+        slot_count=slot_count,
+        kv_tokens=slot_count * 256,
+        context_len=256,
+        threads=found.threads,
+        device=found.device,
+        load_format="dummy" if found.invented else "auto",
     )
     runner = Runner.load(Path(found.model), options)
     runner.warm_up()
-    vocab = Vocab.load(found.model)
+    vocab = Invented.of(runner.facts.vocab_size) if found.invented else Vocab.load(found.model)
     report = Report("structured", as_json=found.json, model=runner.facts.name)
     begin_s = time.perf_counter()
     constrainer = use(runner, vocab, found.engine)
@@ -121,12 +151,12 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def use(runner: Runner, vocab: Vocab, engine: str) -> Constrainer:
+def use(runner: Runner, vocab: Vocab | Invented, engine: str) -> Constrainer:
     facts = runner.facts
     table = TokenTable(
         vocab.token_bytes,
-        vocab.special,
-        facts.eos_ids,
+        vocab.special | set(facts.eos_ids),
+        facts.eos_ids or (0,),
         facts.vocab_size,
         lambda text: vocab.encode(text, add_special=False),
     )
@@ -140,7 +170,7 @@ def timed_ms(work: Callable[[], Any]) -> float:
 
 
 def opening(
-    runner: Runner, vocab: Vocab, slots: Sequence[int], rule: Constraint | None
+    runner: Runner, vocab: Vocab | Invented, slots: Sequence[int], rule: Constraint | None
 ) -> tuple[list[SlotOpen], int]:
     """Rows that begin, and how long their prompt is."""
     prompt = np.array(vocab.encode(PROMPT), np.int32)
@@ -161,7 +191,7 @@ def opening(
 
 
 def first_tokens(
-    runner: Runner, vocab: Vocab, constraint: Constraint, rounds: int
+    runner: Runner, vocab: Vocab | Invented, constraint: Constraint, rounds: int
 ) -> tuple[float, float, float]:
     """Milliseconds to one row's first token: free, by a grammar not seen before, by a known one."""
     times: tuple[list[float], ...] = ([], [], [])
@@ -179,7 +209,12 @@ def first_tokens(
 
 
 def jumps(
-    runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, token_count: int, rounds: int
+    runner: Runner,
+    vocab: Vocab | Invented,
+    constraint: Constraint,
+    rows: int,
+    token_count: int,
+    rounds: int,
 ) -> tuple[float, float]:
     """Milliseconds for `token_count` tokens of each row, without and with jumps."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -191,7 +226,7 @@ def jumps(
 
 
 def answer(
-    runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, token_count: int
+    runner: Runner, vocab: Vocab | Invented, constraint: Constraint, rows: int, token_count: int
 ) -> None:
     """Rows until each has its tokens. A step is planned by what the step before the last one has
     brought, as by a scheduler with two in flight."""
@@ -210,7 +245,7 @@ def answer(
 
 
 def measure(
-    runner: Runner, vocab: Vocab, constraint: Constraint, rows: int, step_count: int
+    runner: Runner, vocab: Vocab | Invented, constraint: Constraint, rows: int, step_count: int
 ) -> tuple[float, float]:
     """Milliseconds (20th percentile) of a decode step of `rows` free rows, and of constrained."""
     runner.options = replace(runner.options, token_jump=False)
@@ -221,9 +256,21 @@ def measure(
         opened, count = opening(runner, vocab, slots.tolist(), rule)
         runner.execute(StepInput(slots, np.full(rows, count, np.int32), opened=opened))
         groups.append(slots)
-    ones = np.ones(rows, np.int32)
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(step_count):
+    size = BLOCK if runner.is_asynchronous else 1
+    for _ in range(-(-step_count // size)):
         for slots, kept in zip(groups, times, strict=True):
-            kept.append(timed_ms(lambda s=slots: runner.execute(StepInput(s, ones))))
+            kept.append(timed_ms(lambda s=slots: decode(runner, s, size)) / size)
     return percentile(times[0], 0.2), percentile(times[1], 0.2)
+
+
+def decode(runner: Runner, slots: Ints, step_count: int) -> None:
+    """Steps of one token each, launched ahead where that can be."""
+    step = StepInput(slots, np.ones(len(slots), np.int32))
+    flights: deque[Flight] = deque()
+    for _ in range(step_count):
+        flights.append(runner.launch(step))
+        if len(flights) >= DEPTH:
+            flights.popleft().result()
+    for flight in flights:
+        flight.result()
