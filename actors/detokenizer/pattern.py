@@ -25,7 +25,18 @@ class Patterns:
     """The automaton of a set of expressions. Immutable but for its memory of characters, so that
     many requests share one."""
 
-    __slots__ = ("_classes", "_hits", "first", "follows", "full", "keep", "last", "texts")
+    __slots__ = (
+        "_classes",
+        "_hits",
+        "first",
+        "follows",
+        "full",
+        "keep",
+        "last",
+        "texts",
+        "way_of",
+        "ways",
+    )
 
     def __init__(self, patterns: Sequence[StopPattern], chars_max: int) -> None:
         self.texts: list[str] = []  # by state
@@ -43,6 +54,10 @@ class Patterns:
             self.follows += [
                 tuple(base + state for state in unpack(follows)) for follows in pattern.follows
             ]
+        # States that go on alike, as those of a repeated choice do, are moved together.
+        self.ways = list(dict.fromkeys(self.follows))
+        numbers = {follows: number for number, follows in enumerate(self.ways)}
+        self.way_of = [numbers[follows] for follows in self.follows]
         self.first, self.last = frozenset(first), frozenset(last)
         self.full = (1 << chars_max) - 1
         # By state: the lengths from which a match can still be completed by more characters.
@@ -94,9 +109,13 @@ class PatternRun:
         patterns = self.patterns
         hits = patterns.hits(character)
         reached = dict.fromkeys(patterns.first & hits, 1)
+        ways: dict[int, int] = {}
         for state, lengths in self.active.items():
+            way = patterns.way_of[state]
+            ways[way] = ways.get(way, 0) | lengths
+        for way, lengths in ways.items():
             longer = lengths << 1 & patterns.full
-            for following in patterns.follows[state]:
+            for following in patterns.ways[way]:
                 if following in hits:
                     reached[following] = reached.get(following, 0) | longer
         found: tuple[int, str] | None = None
