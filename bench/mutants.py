@@ -298,10 +298,11 @@ MUTANTS = (
         "            self.credit.grant(flight.step + self.credit.window, self.epoch)\n",
     ),
     Mutant(
+        # Not one that is told late: a sender that is paused asks for it, and only waits longer.
         "runtime: a credit is skipped",
         CREDIT,
-        "        return self._tell() if self.granted - self.told >= self.batch else None",
-        "        return self._tell() if self.granted - self.told > self.window else None",
+        "        self.waiting -= 1\n",
+        "        self.waiting -= self.arrived % 5 > 0\n",
     ),
     Mutant(
         "scheduler: what was generated before counts as prompt",

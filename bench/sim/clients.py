@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.gateway.actor import Gateway
+from actors.gateway.actor import Gateway, Stream
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
 from actors.runtime.life import Life
@@ -137,12 +137,24 @@ class Client:
                 if ask.reader == "slow":
                     await asyncio.sleep(ask.pause_s)
                 if ask.reader == "stuck" and count >= ask.after:
-                    await asyncio.sleep(gateway.config.stream_stall_s + 3.0)
+                    await self.leave_unread(life, stream)
         finally:
             stream.close()
         for one in got:
             one.assert_whole()
         return True
+
+    async def leave_unread(self, life: Life, stream: Stream) -> None:
+        """Longer than a gateway allows; it must have been cut then, if there was something."""
+        world, loop = self.world, asyncio.get_running_loop()
+        begin_s = loop.time()
+        stall_s = gateway_of(life).config.stream_stall_s
+        await asyncio.sleep(stall_s + 3.0)
+        unread_s = stream.outbox.unread_since_s
+        is_calm = not life.is_dead and world.judge.trouble_before(loop.time()) < begin_s
+        if unread_s is not None and is_calm:
+            waited_s = loop.time() - unread_s
+            assert waited_s < stall_s + 2.0, f"unread for {waited_s:g} s, and not cut"
 
     # As HTTP
 

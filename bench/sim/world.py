@@ -260,7 +260,7 @@ class World:
             if self.loop.time() >= until_s:
                 return False
             await asyncio.sleep(0.5)
-        return False
+        return problem is None  # the whole house has ended
 
     def left(self, life: Life, call_id: str) -> None:
         """A client has left its call."""
