@@ -102,6 +102,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench mailbox | hop | planner | radix | ops | kl
   python -m app bench gpu | gaps | gemv                  on an NVIDIA GPU
   python -m app bench structured                      what grammars cost
+  python -m app bench overhead                        what actors and recovery cost
 
 `python -m app bench NAME --help` says more.
 """
@@ -482,6 +483,7 @@ BENCHES = (
     "gemv",
     "structured",
     "fuzz",
+    "overhead",
 )
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -145,8 +146,8 @@ def decode_step(sequences: int) -> Step:
     )
 
 
-async def measure(found: argparse.Namespace) -> int:
-    report = Report("hop", as_json=found.json)
+async def rows(sizes: Sequence[int], rounds: int) -> AsyncIterator[dict[str, Any]]:
+    """One for each number of sequences."""
     run = RunDir.create()
     transport = transport_of("main", 1, run.run, run.path, run.token)
     caller = Caller(transport)
@@ -157,21 +158,19 @@ async def measure(found: argparse.Namespace) -> int:
         child = await spawn_node(boot, token=run.token, entry="bench.hop:echo")
         transport.connect("echo", 1, child.endpoint)
         await asyncio.wait_for(caller.up, 10.0)
-        for sequences in found.sequences:
+        for sequences in sizes:
             step = decode_step(sequences)
             for _ in range(200):
                 await caller.call(step)
-            times_us = [await caller.call(step) * 1e6 for _ in range(found.rounds)]
-            report.add(
-                sequences=sequences,
-                step_bytes=len(msgspec.msgpack.encode(step)),
-                round_trip_us_p50=percentile(times_us, 0.5),
-                p90=percentile(times_us, 0.9),
-                p99=percentile(times_us, 0.99),
-                steps_per_s_2_in_flight=await caller.stream(step, found.rounds, 2),
-            )
-        report.close()
-        return 0
+            times_us = [await caller.call(step) * 1e6 for _ in range(rounds)]
+            yield {
+                "sequences": sequences,
+                "step_bytes": len(msgspec.msgpack.encode(step)),
+                "round_trip_us_p50": percentile(times_us, 0.5),
+                "p90": percentile(times_us, 0.9),
+                "p99": percentile(times_us, 0.99),
+                "steps_per_s_2_in_flight": await caller.stream(step, rounds, 2),
+            }
     finally:
         await transport.close()
         if child is not None:
@@ -179,6 +178,14 @@ async def measure(found: argparse.Namespace) -> int:
             child.kill()
             await child.exited
         run.close()
+
+
+async def measure(found: argparse.Namespace) -> int:
+    report = Report("hop", as_json=found.json)
+    async for row in rows(found.sequences, found.rounds):
+        report.add(**row)
+    report.close()
+    return 0
 
 
 def numbers(text: str) -> list[int]:
