@@ -28,6 +28,7 @@ from kernels.attention.base import AttentionBatch, HostRows, SharedPrefix
 from kernels.attention.triton import TritonAttention
 from kernels.kv import KvPool, free_memory_bytes
 from kernels.layers.decoder import Decoder
+from kernels.memory import release_freed
 from kernels.slots import FlatBatch
 
 Progress = Callable[[str, int, int], None]  # what, done, total
@@ -356,6 +357,7 @@ class Graphs:
         if self.is_full:
             return None
         device = self.page_table.device
+        release_freed(device)  # as a capture does: what it gives back would hide what it takes
         before = free_memory_bytes(device)
         try:
             return make()

@@ -422,6 +422,28 @@ class Runner:
         self.reset()
         if self.steps is not None and not self.options.lazy_graphs:
             self.graphs_left = self.steps.capture(progress, self.options.graph_seconds)
+            self.take_memory()
+
+    def take_memory(self) -> None:
+        """Runs the largest step as one that is not captured: torch takes the memory for such steps
+        now and keeps it. A capture gives back to the device what was kept before it."""
+        assert self.steps is not None
+        options = self.options
+        step, page_count = largest_step(
+            self.kv.page_size, self.slots.context_len, options.slot_count, options.step_tokens_max
+        )
+        if page_count > self.kv.page_count:
+            return  # no step will be so large
+        for pool in (pool for pair in self.kv.layers for pool in pair):
+            pool[: page_count * self.kv.page_size].zero_()  # what is no number is not sampled
+        graphs, self.steps.graphs = self.steps.graphs, None
+        try:
+            self.launch_whole(step).result()
+        except MemoryError:
+            self.release()  # then those will be cut
+        finally:
+            self.steps.graphs = graphs
+        self.reset()
 
     def reset(self, keep_kv: bool = False) -> None:
         """Empties every slot. With `keep_kv` later steps may name pages from before as cached;

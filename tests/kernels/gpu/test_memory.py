@@ -90,9 +90,9 @@ def test_graphs_that_there_was_no_time_for_come_when_needed(
     runner = load(model.path, lazy_graphs=False, graph_seconds=0.0)
     runner.warm_up()
     assert runner.graphs_left > 0 and runner.steps is not None and runner.steps.graphs is not None
-    assert not runner.steps.graphs.decodes
+    before = set(runner.steps.graphs.decodes)  # those that warm_up itself has needed
     Driver(runner).generate(model.prompts[:4], 4)
-    assert runner.steps.graphs.decodes
+    assert set(runner.steps.graphs.decodes) > before
 
 
 @pytest.mark.parametrize("graphs", [True, False])
