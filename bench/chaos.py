@@ -6,7 +6,8 @@ undisturbed run, token by token.
     python -m bench.chaos --journal faults.jsonl     # goes on where that run ended; shows all
 
 The streams are always open: where one ends the next begins. A fault comes by an event, after the
-k-th token of a drawn stream, and the next one when all streams that it met have gone on. Ways:
+k-th token of a drawn stream (a few from the last one), and the next one when all streams that it
+met have gone on: one stream may meet several, and each of them counts it. Ways:
 `kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
 loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
 (one that fails on the GPU: the worker's process can't use that any more).
@@ -49,6 +50,7 @@ ONLY_WORKER = ("deadlock", "assert")
 DEFAULT_WAYS = "kill:50,stop:4,spin:4,memory:4,deadlock:4"
 PATIENCE_S = 60.0
 POLL_S = 0.005
+AHEAD_LEN = 20  # tokens, at most, from now to the next fault
 
 
 class Struck(NamedTuple):
@@ -63,6 +65,23 @@ class Struck(NamedTuple):
     count: int  # streams that were open
     equal: int
     errors: tuple[str, ...]
+
+
+class Met(NamedTuple):
+    """A fault whose streams may not have ended yet."""
+
+    struck: Struck
+    streams: list[Stream]
+
+    @property
+    def is_over(self) -> bool:
+        return all(stream.is_equal is not None for stream in self.streams)
+
+    def outcome(self) -> Struck:
+        return self.struck._replace(
+            equal=sum(stream.is_equal is True for stream in self.streams),
+            errors=tuple(sorted({stream.error for stream in self.streams if stream.error})),
+        )
 
 
 class RootLog:
@@ -103,7 +122,7 @@ class Chaos:
         self.client = Client(server.url, timeout_s=10.0)
         self.log = RootLog(server.log_dir / "latest" / "main.jsonl")
 
-    async def strike(self, role: str, way: str) -> Struck:
+    async def strike(self, role: str, way: str) -> Met:
         """One fault, until all streams that it met have ended or gone on. They may end later."""
         _, body = await self.client.get("/actors")
         (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == ROLES[role]]
@@ -126,8 +145,7 @@ class Chaos:
             await until(until_s, lambda: all(is_past(s, at) for s in self.all_of(met)))
         resumed = [first_after(stream, up_s) for stream in met] if up_s is not None else []
         after = tuple(sorted(at - struck_s for at in resumed if at is not None))
-        await until(until_s, lambda: all(stream.is_equal is not None for stream in met))
-        return Struck(
+        struck = Struck(
             role,
             way,
             seen_s - struck_s if seen_s is not None else None,
@@ -135,9 +153,10 @@ class Chaos:
             after[0] if after else None,
             after,
             len(met),
-            sum(stream.is_equal is True for stream in met),
-            tuple(sorted({stream.error for stream in met if stream.error})),
+            0,
+            (),
         )
+        return Met(struck, met)
 
     def is_reserved(self, role: str) -> bool:
         self.log.news()
@@ -148,8 +167,11 @@ class Chaos:
 
     async def _fault(self, pid: int, way: str) -> tuple[float, list[Stream]]:
         """Waits for its event. Gives when it was, and which streams had begun and not ended."""
-        place = self.rng.randrange(len(self.load.asked))
-        after_len = self.rng.randint(1, max(1, self.load.asked[place].max_tokens * 3 // 4))
+        drawn = self.rng.choice(list(self.load.open.values()))
+        place = drawn.place
+        after_len = drawn.ids_len + self.rng.randint(1, AHEAD_LEN)
+        if after_len >= self.load.asked[place].max_tokens:
+            after_len = self.rng.randint(1, AHEAD_LEN)  # of the stream that comes next there
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         met: list[Stream] = []
 
@@ -240,8 +262,8 @@ async def break_all(
     *,
     waits: bool,
 ) -> int:
-    """Strikes one fault after the other, telling `took` of each. Gives how many streams, of those
-    that no fault met, were not equal."""
+    """Strikes one fault after the other, telling `took` of each. Gives how many of all streams were
+    not equal."""
     load = Load(server.url, await first_model(Client(server.url)), asked)
     begin_s = time.monotonic()
     same = await load.learn()
@@ -249,11 +271,17 @@ async def break_all(
     print(f"undisturbed: {len(asked)} streams in {took_s:.1f} s, {same} equal again", flush=True)
     chaos = Chaos(server, load, rng, waits=waits)
     load.start()
-    wrong = 0
+    pending: list[Met] = []
     try:
         for role, way in faults:
-            took(await chaos.strike(role, way))
-            wrong += sum(not stream.is_equal for stream in load.take_ended())
+            pending.append(await chaos.strike(role, way))
+            while pending and pending[0].is_over:
+                took(pending.pop(0).outcome())
+        until_s = time.monotonic() + PATIENCE_S
+        await until(until_s, lambda: all(met.is_over for met in pending))
+        for met in pending:
+            took(met.outcome())
+        wrong = sum(not stream.is_equal for stream in load.take_ended())
     finally:
         await load.stop()
         chaos.log.close()

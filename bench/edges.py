@@ -238,11 +238,15 @@ class Resuming:
         self.last_id = ""
         self.is_whole = False
         self.breaks = 0
+        self.told = ""  # why it ended, where that is an error
 
     async def read(self, client: httpx.AsyncClient) -> None:
         headers = {"last-event-id": self.last_id} if self.last_id else {"x-stream-resume": "1"}
         with contextlib.suppress(httpx.HTTPError):
             async with client.stream("POST", self.url, json=self.body, headers=headers) as got:
+                if got.status_code != 200:
+                    self.told = f"{got.status_code} {(await got.aread()).decode()[:200]}"
+                    return
                 next_id = self.last_id
                 async for line in got.aiter_lines():
                     if line == "data: [DONE]":
@@ -250,7 +254,9 @@ class Resuming:
                     elif line.startswith("id: "):
                         next_id = line.removeprefix("id: ")
                     elif line.startswith("data: "):
-                        for choice in json.loads(line[6:]).get("choices", ()):
+                        event = json.loads(line[6:])
+                        self.told = str(event.get("error", ""))
+                        for choice in event.get("choices", ()):
                             self.ids += choice.get("token_ids") or ()
                         self.last_id = next_id
 
@@ -265,6 +271,7 @@ class Resuming:
 
 async def fronts(found: argparse.Namespace, show: Show) -> None:
     equal = count = met = 0
+    told: set[str] = set()
     with server_of(found, "--front-ends", "2") as server:
         model = await first_model(Client(server.url))
         asked = [plan._replace(max_tokens=200) for plan in plans(found.streams, 200)]
@@ -283,10 +290,14 @@ async def fronts(found: argparse.Namespace, show: Show) -> None:
                 count += len(streams)
                 met += sum(stream.breaks > 0 for stream in streams)
                 equal += sum(tuple(s.ids) == ids for s, ids in zip(streams, right, strict=True))
+                for stream, ids in zip(streams, right, strict=True):
+                    if tuple(stream.ids) != ids:
+                        how = f"{len(stream.ids)} of {len(ids)} tokens, {stream.breaks} breaks"
+                        told.add(f"{how}, {'whole' if stream.is_whole else 'cut'} {stream.told}")
                 await asyncio.sleep(2.0)
     name = f"front end killed {found.kills} times under {found.streams} streams: "
     show("R2", name + "broken and resumed", met, "")
-    show("R2", name + "equal to the undisturbed run", equal, str(count))
+    show("R2", name + "equal to the undisturbed run", equal, str(count), "; ".join(sorted(told)))
 
 
 async def kill_actor(server: Server, path: str, but: Collection[int] = ()) -> int | None:

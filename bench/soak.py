@@ -190,7 +190,8 @@ async def break_for(
         while time.monotonic() < begin_s + 60 * found.minutes:
             due_s = begin_s + found.every * (len(struck) + 1)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            struck.append(await chaos.strike(rng.choice(list(ROLES)), rng.choice(WAYS)))
+            met = await chaos.strike(rng.choice(list(ROLES)), rng.choice(WAYS))
+            struck.append(met.struck)
             ended = load.take_ended()
             streams += len(ended)
             wrong += sum(not stream.is_equal for stream in ended)
