@@ -13,8 +13,9 @@ import msgspec
 
 from messages.config import Config
 
-# (section, field, on a CPU, on a GPU). A GPU is full only with steps of thousands of tokens, and its memory
-# is the model's alone; a CPU's steps must be short, and of a host's memory others need some.
+# (section, field, on a CPU, on a GPU). A GPU is full only with steps of thousands of tokens, and
+# its memory is the model's alone; a CPU's steps must be short, and of a host's memory others need
+# some.
 BY_DEVICE: tuple[tuple[str, str, float, float], ...] = (
     ("scheduler", "running_max", 64, 256),
     ("scheduler", "prefill_budget", 512, 8192),
