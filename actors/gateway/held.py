@@ -4,7 +4,8 @@ It does not know connections, dialects or time. A *mark* says how far a client i
 how many characters of the model's text it has, and whether it has its end. Marks are of text, not
 of events or tokens, since the same text may come in other pieces: from another attempt, or from
 another gateway that computes the call again. Where one row becomes several events, the mark also
-counts those of the next row that the client has.
+counts those of the next row that the client has. Beside the text it counts token ids, which come
+with text or before it.
 
 Laws: a place gives each row once, in order, cut at its mark; what lies before the mark is given as
 known, for the writer's state and not for the client; the shelf never drops who is being read.
@@ -19,11 +20,13 @@ import msgspec
 
 from actors.gateway.call import Row
 from actors.gateway.outbox import ROW_BYTES
+from messages.gateway import Delta
 from messages.types import Problem
 
 CALL_CHARS, SEED_CHARS, SECRET_CHARS = 24, 16, 16
 ID_CHARS = CALL_CHARS + SEED_CHARS + SECRET_CHARS
 MARKS_MAX = 1024
+ID_BYTES = 4  # of a token id in `Delta.token_ids`
 
 
 class StreamId(NamedTuple):
@@ -41,10 +44,13 @@ class Mark(NamedTuple):
     chars: int = 0
     is_ended: bool = False
     events: int = 0  # of the row that begins there
+    tokens: int = 0
 
     def __str__(self) -> str:
         end = "e" if self.is_ended else ""
-        return f"{self.chars}{end}+{self.events}" if self.events else f"{self.chars}{end}"
+        events = f"+{self.events}" if self.events else ""
+        tokens = f"t{self.tokens}" if self.tokens else ""
+        return f"{self.chars}{end}{events}{tokens}"
 
 
 Marks = tuple[Mark, ...]
@@ -70,11 +76,12 @@ def read_event_id(text: str) -> tuple[StreamId, Marks] | None:
         return None
     marks = []
     for word in words:
-        place, _, events = word.partition("+")
+        rest, _, tokens = word.partition("t")
+        place, _, events = rest.partition("+")
         chars = place.removesuffix("e")
-        if not is_count(chars) or not is_count(events or "0"):
+        if not is_count(chars) or not is_count(events or "0") or not is_count(tokens or "0"):
             return None
-        marks.append(Mark(int(chars), place != chars, int(events or "0")))
+        marks.append(Mark(int(chars), place != chars, int(events or "0"), int(tokens or "0")))
     return stream, tuple(marks)
 
 
@@ -115,6 +122,7 @@ class Place:
         blank = (Mark(),) * (held.choice_count - len(marks))
         self.targets = (*marks, *blank)[: held.choice_count]
         self.chars = [0] * held.choice_count  # taken
+        self.tokens = [0] * held.choice_count
         self.sent = list(self.targets)  # what the client has
 
     def send(self, row: Row, events: list[bytes], stream: str) -> bytes:
@@ -124,14 +132,14 @@ class Place:
         had = self.sent[choice]
         found = []
         for index, event in enumerate(events, 1):
-            self.sent[choice] = Mark(had.chars, False, index)
+            self.sent[choice] = Mark(had.chars, False, index, had.tokens)
             if index == len(events):
-                self.sent[choice] = Mark(had.chars + len(delta.text), delta.finish is not None)
+                self.sent[choice] = after(had, delta)
             if index > had.events:
                 name = event_id(stream, self.sent).encode()
                 found.append(b"id: " + name + b"\n" + event + b"\n\n")
         if not events:
-            self.sent[choice] = Mark(had.chars + len(delta.text), delta.finish is not None)
+            self.sent[choice] = after(had, delta)
         return b"".join(found)
 
     @property
@@ -151,13 +159,24 @@ class Place:
             begin = self.chars[choice]
             self.chars[choice] = begin + len(delta.text)
             left = max(0, target.chars - begin)
+            tokens = len(delta.token_ids) // ID_BYTES
+            had = min(tokens, max(0, target.tokens - self.tokens[choice]))
+            self.tokens[choice] += tokens
+            if had and not target.is_ended:
+                # The tokens came in other pieces than now: what is new of them goes with new text.
+                ids = delta.token_ids[ID_BYTES * had :]
+                row = Row(choice, msgspec.structs.replace(delta, token_ids=ids))
             if target.is_ended:
                 known.append(row)
             elif left == 0:
                 fresh.append(row)
             elif left >= len(delta.text) and delta.finish is None:
                 known.append(row)
+                if row.delta.token_ids and had:
+                    empty = msgspec.structs.replace(row.delta, text="", token_count=0, logprobs=())
+                    fresh.append(Row(choice, empty))
             else:
+                delta = row.delta
                 head, tail = delta.text[:left], delta.text[left:]
                 replace = msgspec.structs.replace
                 first = replace(delta, text=head, logprobs=(), finish=None, usage=None)
@@ -170,6 +189,12 @@ class Place:
         for choice, chars in enumerate(self.chars):
             rows = self.held.rows[: self.index]
             assert chars == sum(len(row.delta.text) for row in rows if row.choice == choice)
+
+
+def after(mark: Mark, delta: Delta) -> Mark:
+    """Who was at `mark` and has got all of `delta`."""
+    tokens = mark.tokens + len(delta.token_ids) // ID_BYTES
+    return Mark(mark.chars + len(delta.text), delta.finish is not None, 0, tokens)
 
 
 class Shelf:

@@ -19,7 +19,7 @@ from actors.gateway.held import (
     read_stream_id,
 )
 from messages.gateway import Delta
-from messages.types import FinishReason
+from messages.types import FinishReason, pack
 
 STREAM = StreamId("ab" * 12, 77, "0f" * 8)
 
@@ -70,6 +70,38 @@ def test_what_a_client_has_and_what_it_gets_is_the_whole(
     assert place.sent == [Mark(len(text), True) for text in whole]
 
 
+def pieces(tokens: list[str], cuts: set[int]) -> list[Row]:
+    """One row for each run of tokens between two cuts, and the end."""
+    at = [0, *sorted(cuts), len(tokens)]
+    rows = [
+        Row(
+            0,
+            Delta("r", 1, begin, end - begin, "".join(tokens[begin:end]), pack(range(begin, end))),
+        )
+        for begin, end in zip(at, at[1:], strict=False)
+        if begin < end
+    ]
+    return [*rows, Row(0, Delta("r", 1, len(tokens), 0, "", finish=FinishReason.STOP))]
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=12), st.data())
+def test_token_ids_come_once_however_the_text_is_cut_the_second_time(
+    tokens: list[str], data: st.DataObject
+) -> None:
+    cuts = st.sets(st.integers(1, len(tokens)))
+    first = pieces(tokens, data.draw(cuts))
+    had = first[: data.draw(st.integers(0, len(first)))]
+    before = Place(Held(1))
+    for row in had:
+        before.send(row, [b"data: x"], "s")
+    held = Held(1)
+    held.add(pieces(tokens, data.draw(cuts)))
+    _, new = Place(held, tuple(before.sent)).take()
+    rows = [*had, *new]
+    assert b"".join(delta.token_ids for _, delta in rows) == pack(range(len(tokens)))
+    assert "".join(delta.text for _, delta in rows) == "".join(tokens)
+
+
 def test_an_end_that_the_client_has_is_not_given_again() -> None:
     held = Held(1)
     held.add(rows_of([(0, "abc")], 1))
@@ -82,7 +114,9 @@ def test_an_end_that_the_client_has_is_not_given_again() -> None:
 
 @given(
     st.lists(
-        st.builds(Mark, st.integers(0, 10**9), st.booleans(), st.integers(0, 9)),
+        st.builds(
+            Mark, st.integers(0, 10**9), st.booleans(), st.integers(0, 9), st.integers(0, 10**9)
+        ),
         min_size=1,
         max_size=5,
     ).map(tuple)
@@ -93,7 +127,17 @@ def test_an_event_id_is_read_as_it_was_written(marks: Marks) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "5", str(STREAM), f"{STREAM}.", f"{STREAM}.-1", f"{STREAM}.1,", f"{STREAM}.1ee"],
+    [
+        "",
+        "x",
+        "5",
+        str(STREAM),
+        f"{STREAM}.",
+        f"{STREAM}.-1",
+        f"{STREAM}.1,",
+        f"{STREAM}.1ee",
+        f"{STREAM}.1tt",
+    ],
 )
 def test_what_is_no_event_id_is_none(text: str) -> None:
     assert read_event_id(text) is None

@@ -68,7 +68,7 @@ async def test_a_stream_with_ids_is_the_same_stream() -> None:
     texts, last, others = parts(got)
     assert texts == {0: WORDS}
     assert others == ["role 0", "stop 0", "done"]
-    assert last == f"{got.headers['x-stream-id']}.{len(WORDS)}e"
+    assert last == f"{got.headers['x-stream-id']}.{len(WORDS)}et10"
 
 
 @pytest.mark.parametrize("way", ["get", "post"])
