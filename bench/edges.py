@@ -128,7 +128,7 @@ async def slow(found: argparse.Namespace, show: Show) -> None:
     show("R14", "the same, 100 at 1 byte/s", gaps["slow"], "< +10 %", ratio)
     show("R14", "memory grown MiB, fast", grown["fast"], "")
     show("R14", "memory grown MiB, slow", grown["slow"], "bounded")
-    show("R14", "others failed", len(failed), "0")
+    show("R14", "others failed", len(failed), "0", "; ".join(sorted(set(failed)))[:200])
 
 
 # More than it can take
