@@ -73,6 +73,7 @@ class Injector:
         self.site: tuple[str, int, bool] | None = None  # kind, how many to let pass, before it
         self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
         self.is_over = False
+        self.restarts: list[tuple[float, str, int]] = []  # asked for: when, of which life
         self.troubles: list[tuple[float, float]] = []  # when something was done, and its end
 
     async def run(self, until_s: float) -> None:
@@ -195,6 +196,12 @@ class Injector:
         assert isinstance(gateway, Gateway)
         path = self.rng.choice(sorted(row.path for row in gateway.actor_rows()))
         self.tell(f"restart of {path} asked for")
+        now_s = self.house.loop.time()
+        self.restarts += [
+            (now_s, path, life.address.incarnation)
+            for life in self.lives()
+            if life.address.path == path and life.state is State.RUNNING
+        ]
         if any(life.actor.calls for life in gateways if isinstance(life.actor, Gateway)):
             self.pace.seen["a restart was asked for with streams open"] += 1
         return gateway.ask_restart(path)

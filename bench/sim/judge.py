@@ -21,6 +21,7 @@ from messages.types import Fault
 PATIENCE_S = 30.0  # a part may go on dying of its trouble for a while: back-off, launch, start
 POISON_WORD = "dies of this prompt"
 POISON_DEATHS_MAX = 6  # until it is suspect, is found in its group, and dies alone
+ORDERED_S = 10.0  # until an order has been carried out
 WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
 NOTICED_S = 0.1  # until a gateway has heard that a client left
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
@@ -89,6 +90,19 @@ class Judge:
             case _:
                 assert problem.fault is Fault.OVERLOADED, f"{where}: {problem}"
                 self.overload(outcome, where)
+
+    def restarts(self) -> None:
+        """Who was asked to restart, with nothing else going on, has had another life since."""
+        world = self.world
+        for at_s, path, incarnation in world.injector.restarts:
+            others = [
+                when
+                for when, until_s in world.injector.troubles
+                if when != at_s and when <= at_s + ORDERED_S and until_s + ORDERED_S >= at_s
+            ]
+            others += [when for when, _, _ in world.deaths if abs(when - at_s) <= ORDERED_S]
+            lives_on = world.system.leaves[path].incarnation == incarnation
+            assert others or not lives_on, f"{path} was asked to restart at {at_s:g} s, and is not"
 
     def poison(self) -> None:
         """A part may die of a guilty request a few times, until it is found; not for ever."""

@@ -345,6 +345,8 @@ class World:
         for outcome in self.outcomes:
             self.judge.outcome(outcome)
         self.judge.poison()
+        if self.gave_up is None:
+            self.judge.restarts()
         await asyncio.gather(*self.seeing_off)
         if self.gave_up is None:
             await self.settle(system)
