@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from messages.types import StopPattern, unpack
 
-CLASSES_CACHED_MAX = 4096  # characters whose states are remembered
+HITS_MAX = 1 << 16  # characters that are remembered, and their states, together
 FAR = 1 << 30
 
 
@@ -27,6 +27,7 @@ class Patterns:
 
     __slots__ = (
         "_classes",
+        "_hit_count",
         "_hits",
         "first",
         "follows",
@@ -42,6 +43,7 @@ class Patterns:
         self.texts: list[str] = []  # by state
         self._classes: list[re.Pattern[str]] = []  # by state
         self._hits: dict[str, frozenset[int]] = {}  # by character
+        self._hit_count = 0
         first: set[int] = set()
         last: set[int] = set()
         self.follows: list[tuple[int, ...]] = []  # by state
@@ -85,11 +87,13 @@ class Patterns:
         """The states that this character leads to."""
         found = self._hits.get(character)
         if found is None:
-            if len(self._hits) >= CLASSES_CACHED_MAX:
-                self._hits.clear()
             found = frozenset(
                 state for state, chars in enumerate(self._classes) if chars.match(character)
             )
+            self._hit_count += 1 + len(found)
+            if self._hit_count > HITS_MAX:
+                self._hits.clear()
+                self._hit_count = 1 + len(found)
             self._hits[character] = found
         return found
 

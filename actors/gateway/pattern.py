@@ -7,7 +7,7 @@ lookahead, backreferences) is refused by name. Lazy repetitions mean what greedy
 first match that ends is taken.
 The automaton is Glushkov's: a state for each character of the expression, repetitions written out,
 no empty moves. Laws: it matches what `re.fullmatch` would; its size and the work to make it are
-bounded by POSITIONS_MAX and the moves allowed.
+bounded by POSITIONS_MAX and the moves allowed, of which each state has one that leads to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from messages.types import StopPattern, pack
 
 POSITIONS_MAX = 512
-MOVES_MAX = 1024  # of all expressions of a request
+MOVES_MAX = 1024  # of all expressions of a request, those from the beginning included
 DEPTH_MAX = 64  # of groups within groups
 REPEAT_MAX = 1000
 COMPLEX = "it is too complex"
@@ -75,6 +75,7 @@ def read_pattern(text: str, moves_max: int = MOVES_MAX) -> StopPattern:
         )
     builder = Builder(moves_max)
     moves = builder.add(node)
+    builder.spend(len(moves.first))
     if moves.is_empty:
         raise BadPattern("it matches the empty text, which is everywhere")
     if not moves.last:
@@ -89,7 +90,7 @@ def read_pattern(text: str, moves_max: int = MOVES_MAX) -> StopPattern:
 
 
 def move_count(pattern: StopPattern) -> int:
-    return sum(map(len, pattern.follows)) // 4
+    return (len(pattern.first) + sum(map(len, pattern.follows))) // 4
 
 
 class Parser:
@@ -347,8 +348,11 @@ class Builder:
         return Moves(parts[0].first, last, least == 0)
 
     def join(self, last: frozenset[int], first: frozenset[int]) -> None:
-        self.moves_left -= len(last) * len(first)
-        if self.moves_left < 0:
-            raise BadPattern(COMPLEX)
+        self.spend(len(last) * len(first))
         for position in last:
             self.follows[position] |= first
+
+    def spend(self, move_count: int) -> None:
+        self.moves_left -= move_count
+        if self.moves_left < 0:
+            raise BadPattern(COMPLEX)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.detokenizer.pattern import PatternRun, Patterns, automaton_of
+from actors.detokenizer.pattern import HITS_MAX, PatternRun, Patterns, automaton_of
 from actors.detokenizer.stop import StopMatcher, StopStrings
 from actors.gateway.pattern import read_pattern
 
@@ -147,6 +147,13 @@ def test_work_for_a_character_is_bounded_by_the_automaton() -> None:
         assert all(lengths.bit_length() <= 1024 for lengths in run.active.values())
     assert run.held == 1023
     assert run.step("b") == (1024, "(a+)+b")
+
+
+def test_what_is_remembered_of_characters_is_bounded() -> None:
+    patterns = patterns_of(["|".join("." * 500)], 64)
+    for code in range(300):
+        assert len(patterns.hits(chr(0x4E00 + code))) == 500
+        assert sum(1 + len(states) for states in patterns._hits.values()) <= HITS_MAX
 
 
 def test_requests_with_the_same_expressions_share_an_automaton() -> None:

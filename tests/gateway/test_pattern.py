@@ -136,6 +136,18 @@ def test_a_hostile_expression_is_refused_before_it_costs_anything(text: str) -> 
         read_pattern(text)
 
 
+def test_the_states_of_all_expressions_are_bounded() -> None:
+    """Each state is led to, so the moves bound states as well, also those of choices that go on
+    to nothing."""
+    moves_left, state_count = MOVES_MAX, 0
+    with pytest.raises(BadPattern, match="complex"):
+        for nth in range(16):
+            pattern = read_pattern("|".join("." * (500 - nth)), moves_left)
+            moves_left -= move_count(pattern)
+            state_count += len(pattern.classes)
+    assert 0 < state_count <= MOVES_MAX - moves_left
+
+
 def test_the_catastrophes_of_engines_that_go_back_are_small() -> None:
     for text in ("(a+)+b", "(a|a)*b", "(a*)*b", "(a|aa)+b", "(.*a){20}", "a{0,100}b"):
         pattern = read_pattern(text)
