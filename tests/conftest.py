@@ -14,11 +14,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from actors.runtime.simloop import SimLoop
 from tests.weights import smollm2_path
 
 SEEDS_COUNT = 5
+
+# No test asserts a time: what a loaded machine takes for an example says nothing about it.
+settings.register_profile("histrio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("histrio")
 
 
 def pytest_configure(config: pytest.Config) -> None:

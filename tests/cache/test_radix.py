@@ -110,7 +110,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=120, stateful_step_count=40)
 
 
 def grow(tree: RadixTree, tokens: list[int], first_page: int) -> None:

@@ -119,7 +119,7 @@ def test_a_replay_of_what_was_emitted_goes_on_as_if_nothing_had_happened(
     assert (resumed[-1].finish, resumed[-1].usage) == (whole[-1].finish, whole[-1].usage)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cut=st.integers(0, len(IDS)),
     sizes=st.lists(st.integers(1, 5), max_size=30),
@@ -156,7 +156,7 @@ def test_a_stop_expression_ends_the_text_alike_however_tokens_come_and_after_a_r
         assert (resumed[-1].matched, resumed[-1].usage) == (whole[-1].matched, whole[-1].usage)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     cut=st.integers(0, len(IDS)),
     sizes=st.lists(st.integers(1, 4), max_size=30),

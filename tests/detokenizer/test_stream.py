@@ -171,7 +171,7 @@ def test_a_window_waits_for_the_rest_of_a_character() -> None:
 
 
 @pytest.mark.real
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_the_real_vocabulary_streams_what_it_decodes(smollm2: Path, data: st.DataObject) -> None:
     vocab = real(smollm2)

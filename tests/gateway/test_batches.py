@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.batches.lines import ERRORS_MAX, read_lines
@@ -51,7 +51,6 @@ def form(*parts: tuple[str, bytes], boundary: str = "xx") -> bytes:
     return body + b"--" + boundary.encode() + b"--\r\n"
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_a_form_is_split_into_what_it_was_made_of(contents: list[bytes]) -> None:
     heads = [f'content-disposition: form-data; name="n{i}"' for i in range(len(contents))]
@@ -60,7 +59,6 @@ def test_a_form_is_split_into_what_it_was_made_of(contents: list[bytes]) -> None
     assert [part.name for part in parts] == [f"n{i}" for i in range(len(contents))]
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_a_form_or_refused(body: bytes, begins: bool) -> None:
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.call import Row
@@ -120,7 +120,6 @@ def test_what_is_cut_has_length_one_again(values: list[float], dimensions: int) 
 
 
 @given(JSON | st.dictionaries(st.sampled_from(["model", "input", "dimensions", "rid"]), JSON))
-@settings(deadline=None)
 def test_any_body_is_read_or_refused(value: Any) -> None:
     for reader in (read_embeddings, read_embed, read_old_embeddings):
         try:

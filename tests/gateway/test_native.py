@@ -212,7 +212,7 @@ def test_log_probabilities_of_the_prompt_are_asked_for(
 FIELDS = ["text", "input_ids", "sampling_params", "rid", "return_logprob", "top_logprobs_num"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_whatever_the_body_it_is_read_or_refused(fields: dict[str, Any]) -> None:
     for reader, given_fields in (

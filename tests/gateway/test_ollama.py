@@ -188,7 +188,7 @@ def test_a_generated_text_has_its_system_or_is_raw() -> None:
 FIELDS = ["messages", "prompt", "options", "format", "think", "tools", "system", "raw", "context"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON))
 def test_whatever_the_body_it_is_read_or_refused(fields: dict[str, Any]) -> None:
     for read in (chat, generate):
@@ -221,7 +221,7 @@ def both(ask: Ask, kind: Any, given_rows: Any) -> tuple[list[Any], Any]:
     return lines_of(data), msgspec.json.decode(whole.body([]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 90), max_size=12))
 def test_the_joined_lines_are_the_answer(text: str, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})

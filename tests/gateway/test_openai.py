@@ -526,7 +526,7 @@ JSON_VALUES = st.recursive(
 FIELDS = (*GENERATION, "model", "messages", "prompt", "logprobs", "top_logprobs", "min_tokens")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=5), st.booleans())
 def test_any_body_is_a_call_or_a_refusal(fields: dict[str, Any], is_chat: bool) -> None:
     base: dict[str, Any] = {"model": "M", "messages": [{"role": "user", "content": "x"}]}
@@ -542,7 +542,7 @@ def test_any_body_is_a_call_or_a_refusal(fields: dict[str, Any], is_chat: bool) 
     assert 1 <= ask.call.choice_count <= 128
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused(body: bytes) -> None:
     assert refusal(read_chat, body, LIMITS, lambda: 1).problem.fault is Fault.INVALID

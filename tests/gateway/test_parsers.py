@@ -140,7 +140,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(PIECES, max_size=14).map("".join), st.lists(st.integers(0, 200), max_size=6))
 def test_any_text_reads_the_same_however_it_is_cut(text: str, places: list[int]) -> None:
     cuts = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})

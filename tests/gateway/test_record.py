@@ -383,4 +383,4 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
 
 TestLedger = LedgerAgainstModel.TestCase
-TestLedger.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger.settings = settings(max_examples=60, stateful_step_count=40)

@@ -233,7 +233,7 @@ TEXTS = st.lists(st.text(max_size=6), min_size=1, max_size=8)
 
 
 # B029
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.booleans(), st.randoms())
 def test_streamed_and_plain_answers_say_the_same(
     choices: list[list[str]], is_chat: bool, order: Any

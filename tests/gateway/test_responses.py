@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.call import Call, Prompt, Row
@@ -153,7 +153,6 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([field for field in ResponsesBody.__struct_fields__ if field != "model"]),
@@ -257,7 +256,6 @@ CALLS = (
 )
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(1, len(CALLS) - 1)))
 def test_however_the_text_is_cut_the_reply_is_the_same(cuts: set[int]) -> None:
     ends = [0, *sorted(cuts), len(CALLS)]
@@ -297,7 +295,6 @@ def kept(number: int, text: str, made: bool = True) -> Kept:
     return Kept(reply, (), (), None if made else lambda: None)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3), st.booleans()), max_size=40))
 def test_the_store_keeps_the_newest_within_its_limits(steps: list[tuple[int, int, bool]]) -> None:
     base = kept(0, "").bytes_len

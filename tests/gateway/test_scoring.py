@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.errors import Refused
@@ -102,7 +102,6 @@ def test_what_is_wrong_with_a_ranking_is_refused_by_name(
 
 
 @given(JSON | st.dictionaries(st.sampled_from(["query", "items", "documents", "top_n"]), JSON))
-@settings(deadline=None)
 def test_any_body_is_read_or_refused(value: Any) -> None:
     for reader in (read_score, read_rerank):
         try:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.http import App
@@ -223,7 +223,6 @@ def event(number: int, size: int) -> bytes:
     return b'data: {"type":"e","sequence_number":%d,"x":"%s"}\n\n' % (number, b"x" * size)
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), max_size=12),
     bytes_max=st.integers(0, 4000),

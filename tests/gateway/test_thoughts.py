@@ -85,7 +85,7 @@ def cut(text: str, places: list[int]) -> list[int]:
     return [b - a for a, b in zip(edges, edges[1:], strict=False)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     case=st.sampled_from(TEXTS),
     places=st.lists(st.integers(0, 200), max_size=40),
@@ -143,7 +143,7 @@ def usage_of(events: bytes) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     places=st.lists(st.integers(0, 200), max_size=30),
     groups=st.lists(st.integers(1, 4), min_size=1, max_size=5),

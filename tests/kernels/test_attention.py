@@ -84,7 +84,7 @@ def attend(case: Case, window: int | None, chosen: list[int] | None = None) -> T
     return attention.attend(0, q, case.k_pool, case.v_pool)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=rows_of_a_step,
     heads=st.sampled_from([Heads(4, 2, 16), Heads(3, 1, 8), Heads(2, 2, 10)]),
@@ -100,7 +100,7 @@ def test_ragged_batches_are_exact(
     assert torch.allclose(got.double(), case.expected(window), atol=2e-5, rtol=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=rows_of_a_step, window=st.sampled_from([None, 7]), seed=st.integers(0, 1000))
 def test_a_row_has_the_same_bits_alone(rows: list[Row], window: int | None, seed: int) -> None:
     case = Case(rows, Heads(4, 2, 16), 4, seed)

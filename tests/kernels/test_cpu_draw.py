@@ -55,7 +55,7 @@ def distribution(
     return filtered / filtered.sum()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     n=st.sampled_from([1, 2, 15, 63, 64, 65, 700, 5000]),
     spread=st.sampled_from([0.0, 0.01, 1.0, 8.0]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.ops.masks import bar
@@ -15,7 +15,6 @@ OPS = {"torch": bar, "compiled": compiled_ops().bar}
 
 
 @pytest.mark.parametrize("flavour", OPS)
-@settings(deadline=None)
 @given(
     vocab_size=st.sampled_from([1, 15, 16, 17, 31, 32, 33, 500]),
     row_count=st.integers(1, 5),

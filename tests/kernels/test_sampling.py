@@ -128,7 +128,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     each=st.lists(samplings, min_size=1, max_size=6),
     generated=st.lists(st.integers(0, 12), max_size=5),
@@ -160,7 +160,7 @@ def test_tokens_are_those_of_the_plain_reference(
         assert low - edge <= at <= high + edge, (token, low, at, high)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     each=st.lists(samplings, min_size=2, max_size=7),
     seed=st.integers(0, 2**31),

@@ -126,7 +126,7 @@ class SlotsMachine(RuleBasedStateMachine):
         assert np.flatnonzero(self.slots.open).tolist() == sorted(self.model)
 
 
-SlotsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+SlotsMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
 test_slots_do_what_lists_would = SlotsMachine.TestCase
 
 

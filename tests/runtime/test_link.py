@@ -487,5 +487,5 @@ class LossyWire(RuleBasedStateMachine):
         return self.end(receiver).link.peer_session == self.sessions[other]
 
 
-LossyWire.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+LossyWire.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 TestLossyWire = LossyWire.TestCase

@@ -199,5 +199,5 @@ class Waiting(RuleBasedStateMachine):
         assert len(self.grammars) == len(self.waiting)
 
 
-Waiting.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Waiting.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 test_waiting = Waiting.TestCase

@@ -45,7 +45,7 @@ def running_sets(draw: st.DrawFn) -> tuple[list[Request], int]:
     return list(order), page_size
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(sets=running_sets(), budget=st.integers(1, 80), spare_count=st.integers(0, 4))
 def test_a_plan_keeps_the_laws(
     sets: tuple[list[Request], int], budget: int, spare_count: int
@@ -89,7 +89,7 @@ def test_a_plan_keeps_the_laws(
     assert len(planned.decodes) + total <= max(budget, len(requests))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(sets=running_sets(), share=st.floats(0, 1))
 def test_victims_are_the_latest_and_leave_the_most_senior(
     sets: tuple[list[Request], int], share: float

@@ -76,7 +76,7 @@ class ReserveMachine(RuleBasedStateMachine):
 
 
 TestReserve = ReserveMachine.TestCase
-TestReserve.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestReserve.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_pages_are_asked_for_before_the_last_is_spent() -> None:
