@@ -20,6 +20,8 @@ from messages.worker import StepDone
 
 def jumped(flight: Flight, message: StepDone) -> Iterator[tuple[Request, array[int]]]:
     """What each row got behind its sampled token, of those rows that have not been given up."""
+    if not message.jumped_slots:
+        return  # as with most steps: whose the rows are need not be looked up
     by_slot: dict[int, array[int]] = {}
     pairs = zip(unpack(message.jumped_slots), unpack(message.jumped_tokens), strict=True)
     for slot, token in pairs:
