@@ -51,6 +51,8 @@ def test_parameters_are_read_into_the_entrys_own_form() -> None:
         ("no_repeat_ngram", {"size": 0}, "params"),
         ("no_repeat_ngram", {"size": "3"}, "params"),
         ("no_repeat_ngram", {"size": 3, "code": "x"}, "params"),
+        ("no_repeat_ngram", {"size": 3, "allowed_ids": [10**30]}, "params"),
+        ("no_repeat_ngram", {"size": 3, "allowed_ids": [-1]}, "params"),
         ("thinking_budget", {"budget": -1}, "params"),
         ("thinking_budget", {"budget": 1, "end": "lost"}, "params"),
         ("thinking_budget", {"budget": 1, "begin_ids": [1]}, "params"),
