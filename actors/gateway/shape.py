@@ -40,7 +40,6 @@ class Shape(NamedTuple):
     reasoning_parser: str = ""
     shows_reasoning: bool = True
     shows_special: bool = False  # the parsers need the special tokens' text
-    is_forced: bool = False  # `grammar` is of the tools
 
     @property
     def is_plain(self) -> bool:
@@ -97,7 +96,8 @@ def read_calls(
     parser = parser or FALLBACK
     callable_tools, shown, grammar = tools, None, constraint
     if isinstance(choice, AllowedTools):
-        callable_tools = [tool_named(entry.name, tools) for entry in choice.tools]
+        names = dict.fromkeys(entry.name for entry in choice.tools)
+        callable_tools = [tool_named(name, tools) for name in names]
     if isinstance(choice, ChosenFunction):
         tool = tool_named(choice.name, tools)
         callable_tools, parser = [tool], NAMED
@@ -115,10 +115,8 @@ def read_calls(
         elif len(callable_tools) < len(tools):
             shown = callable_tools  # the others cannot be barred: the model does not know them
 
-    names = tuple(tool.function.name for tool in callable_tools)
-    forced = grammar is not constraint
-    shape = shape._replace(tool_parser=parser, names=names, single=single, is_forced=forced)
-    return shape, grammar, shown
+    called = tuple(tool.function.name for tool in callable_tools)
+    return shape._replace(tool_parser=parser, names=called, single=single), grammar, shown
 
 
 def tool_named(name: str, tools: list[Tool]) -> Tool:

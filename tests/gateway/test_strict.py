@@ -276,6 +276,7 @@ def test_allowed_tools_bars_the_others_and_the_prompt_still_shows_them() -> None
     assert [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]] == ["now"]
     assert schema["maxItems"] == 1 and forced.shape.tool_parser == "json"
     assert shown_of(forced) == ["add", "now"]
+    assert allowed("auto", "now", "now") == ask, "a name that is given twice is one tool"
 
 
 def test_where_the_others_cannot_be_barred_the_prompt_does_not_show_them() -> None:
