@@ -27,7 +27,19 @@ LEVELS = (
     ("waiting", "histrio_requests_waiting"),
     ("open calls", "histrio_streams_open"),
 )
-COLUMNS = ("ACTOR", "STATE", "NODE", "PID", "LIFE", "RESTARTS", "WAITING", "HANDLED", "DOING")
+COLUMNS = (
+    "ACTOR",
+    "STATE",
+    "NODE",
+    "PID",
+    "LIFE",
+    "RESTARTS",
+    "WAITING",
+    "HANDLED",
+    "P50",
+    "P99",
+    "DOING",
+)
 CLEAR = "\x1b[H\x1b[J"
 
 
@@ -119,8 +131,14 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row["restarts"]),
         str(row.get("mailbox_depth", 0)),
         str(row.get("handled_count", 0)),
+        milliseconds(row.get("handle_p50_s")),
+        milliseconds(row.get("handle_p99_s")),
         "" if doing is None else f"{doing} {row.get('busy_s', 0.0):.1f} s",
     )
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.2f} ms"
 
 
 def watch(url: str, key: str | None, interval_s: float) -> Iterator[str]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.runtime import Actor, MailboxSpec, Ref
+from actors.runtime.recorder import SIZE, Recorder
 from actors.runtime.spec import Child, Supervisor
 from actors.runtime.system import System
 from bench.mailbox_peers import PEERS
@@ -100,8 +101,10 @@ class Source(Actor):
         sink.tell(Last())
 
 
-async def measure(message: Any, count: int, *, encode_always: bool) -> float:
-    """Messages a second from `tell` to handler."""
+async def measure(
+    message: Any, count: int, *, encode_always: bool = False, records: bool = False
+) -> float:
+    """Messages a second from `tell` to handler, perhaps with a flight recorder as in a child."""
     tree = Supervisor(
         name="root",
         children=(
@@ -110,6 +113,8 @@ async def measure(message: Any, count: int, *, encode_always: bool) -> float:
         ),
     )
     system = System(tree, encode_always=encode_always)
+    if records:
+        system.node.recorder = Recorder(bytearray(SIZE))
     await system.start()
     source, sink = system.local("source"), system.local("sink")
     assert isinstance(source, Source) and isinstance(sink, Sink)
@@ -125,10 +130,11 @@ async def measure(message: Any, count: int, *, encode_always: bool) -> float:
     return count / took_s
 
 
-CASES = (
-    ("small, by reference", Token(1, 2, 3), False),
-    ("text and buffer, by reference", Chunk("r1", "some text", bytes(64)), False),
-    ("small, encoded and decoded", Token(1, 2, 3), True),
+CASES: tuple[tuple[str, Message, dict[str, bool]], ...] = (
+    ("small, by reference", Token(1, 2, 3), {}),
+    ("small, by reference, recorded", Token(1, 2, 3), {"records": True}),
+    ("text and buffer, by reference", Chunk("r1", "some text", bytes(64)), {}),
+    ("small, encoded and decoded", Token(1, 2, 3), {"encode_always": True}),
 )
 
 
@@ -144,11 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     count = max(BURST_LEN, options.count // BURST_LEN * BURST_LEN)
     report = Report("mailbox", as_json=options.json, target=f"{TARGET:,} messages/s, the first")
-    for case, message, encode_always in CASES:
-        rates = [
-            asyncio.run(measure(message, count, encode_always=encode_always))
-            for _ in range(options.rounds)
-        ]
+    for case, message, how in CASES:
+        rates = [asyncio.run(measure(message, count, **how)) for _ in range(options.rounds)]
         add_row(report, "histrio", case, rates)
     if options.peers:
         for name, (module, peer) in PEERS.items():

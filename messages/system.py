@@ -125,6 +125,8 @@ class ActorRow(Part, frozen=True):
     busy_with: str | None = None
     busy_s: float = 0.0
     last_exit: Reason | None = None
+    handle_p50_s: float | None = None  # of its last few thousand messages; None before the first
+    handle_p99_s: float | None = None
 
 
 # Metrics: actors count locally, each node sends what changed to the actor `metrics`

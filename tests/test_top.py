@@ -24,6 +24,7 @@ ROW: dict[str, Any] = {
     "handled_count": 99,
     "busy_with": "Step",
     "busy_s": 0.25,
+    "handle_p50_s": 0.0005,
 }
 METRICS = """\
 # HELP histrio_pages Pages of the KV pool, by state.
@@ -53,7 +54,8 @@ def test_a_screen_has_load_pages_and_a_row_an_actor() -> None:
     assert "ready" in first and "4 running" in first and "tok/s" not in first
     assert pages == "KV pages: 100  free 75%  leased 25%"
     assert head.split() == list(top.COLUMNS)
-    assert row.split() == [*"replica/worker running worker 12 2 1 3 99 Step 0.2 s".split()]
+    cells = "replica/worker running worker 12 2 1 3 99 0.50 ms - Step 0.2 s"
+    assert row.split() == cells.split()
 
 
 def test_rates_are_differences_and_never_negative() -> None:

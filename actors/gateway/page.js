@@ -28,12 +28,14 @@ async function refresh() {
   }
 }
 
+const ms = (seconds) => seconds == null ? "" : `${(seconds * 1000).toFixed(2)} ms`;
+
 function showActors(rows) {
   at("actors").replaceChildren(...rows.map((row) => {
     const doing = row.busy_with ? `${row.busy_with} for ${row.busy_s.toFixed(1)} s` : "";
     const line = document.createElement("tr");
     for (const value of [row.path, row.state, row.node, row.pid, row.incarnation, row.restarts,
-                         row.mailbox_depth, doing])
+                         row.mailbox_depth, ms(row.handle_p50_s), ms(row.handle_p99_s), doing])
       line.appendChild(document.createElement("td")).textContent = value;
     return line;
   }));

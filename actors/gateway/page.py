@@ -26,7 +26,18 @@ STYLE = (
     "padding:.3rem .6rem;border-left:3px solid #8884}#talk .user{border-color:#48f}"
     "#talk .error{border-color:#e44}"
 )
-COLUMNS = ("actor", "state", "node", "pid", "incarnation", "restarts", "mailbox", "doing")
+COLUMNS = (
+    "actor",
+    "state",
+    "node",
+    "pid",
+    "incarnation",
+    "restarts",
+    "mailbox",
+    "handler p50",
+    "p99",
+    "doing",
+)
 
 
 def hash_source(text: str) -> str:
@@ -76,6 +87,12 @@ def page_row(row: ActorRow) -> str:
         row.incarnation,
         row.restarts,
         row.mailbox_depth,
+        milliseconds(row.handle_p50_s),
+        milliseconds(row.handle_p99_s),
         doing,
     )
     return "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1000:.2f} ms"

@@ -13,12 +13,14 @@ from actors.runtime.codec import (
     Body,
     Unreadable,
     as_message,
+    kind_of,
     node_decoder,
     notice_decoder,
     root_decoder,
 )
 from actors.runtime.context import Rejected, Reply
 from actors.runtime.mailbox import Envelope, give_back
+from actors.runtime.recorder import Event
 from messages.base import Address, Header, Lane, Message
 from messages.system import Cause, Credits, CreditsAsked, State, Undelivered
 
@@ -43,15 +45,18 @@ class Arrivals:
         elif header.is_answer:
             self.take_answer(header, body)
         else:
-            self._take_for_actor(header, body)
+            body = self._take_for_actor(header, body)
+        if self._node.recorder is not None and header.lane is not Lane.CONTROL:
+            self._node.note(Event.CAME, header, kind_of(body))
 
-    def _take_for_actor(self, header: Header, body: Body) -> None:
+    def _take_for_actor(self, header: Header, body: Body) -> Any:
+        """Gives the body as it could be read."""
         life = self._node.lives.get(header.target.path)
         is_there = life is not None and life.address == header.target and not life.is_dead
         if header.lane is Lane.SUPERVISION:
             if is_there and life is not None:
                 self._take_notice(life, header.sender, self._read(notice_decoder, body))
-            return
+            return body
         envelope = Envelope(
             body,
             header.sender,
@@ -70,6 +75,7 @@ class Arrivals:
             self._node.undelivered(envelope, header.target, Cause.FULL)
         else:
             self.deliver(life, envelope, body, None)
+        return envelope.body
 
     def _take_notice(self, life: Life, sender: Address | None, notice: Any) -> None:
         """Credits are the nodes' business: they wait in no lane."""

@@ -21,7 +21,8 @@ from actors.runtime.context import (
 from actors.runtime.crew import Crew
 from actors.runtime.directory import ExactTarget
 from actors.runtime.life import Life
-from messages.base import Address, Message
+from actors.runtime.recorder import Event
+from messages.base import Address, Lane, Message
 from messages.system import ActorRow, Cause, Reason, RestartAsked, State
 
 M = TypeVar("M", contravariant=True)
@@ -156,10 +157,13 @@ class LiveContext(Context):
             return
         self._job_count += 1
         job = self._job_count
-        life.jobs[job] = (lane, self.now_s())
+        since_s = self.now_s()
+        life.jobs[job] = (lane, since_s)
+        number = life.note(Lane.USER, since_s, lane, Event.THREAD)
 
         def done(result: Any) -> None:
             life.jobs.pop(job, None)
+            life.ended(number, since_s)
             deliver(result)
 
         if self._node.runs_inline:  # a simulated loop has no threads: same order, no overlap

@@ -34,6 +34,7 @@ from actors.runtime.life import Life
 from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
 from actors.runtime.questions import Questions
+from actors.runtime.recorder import Event, Recorder
 from actors.runtime.rows import row_of, rows_of
 from actors.runtime.streams import Streams
 from actors.runtime.tally import Tally
@@ -88,9 +89,11 @@ class Node:
         office: Office | None = None,
         prepared: dict[str, Any] | None = None,
         out_of_memory: Callable[[], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """`prepared`: by path, what actors' `prepare` gave in this process before the node was.
-        `out_of_memory` ends the process, where this node is alone in it."""
+        `out_of_memory` ends the process, where this node is alone in it. `recorder`: where another
+        process will want to know what this one did last."""
         self.boot = boot
         self.name = boot.name
         self.address = Address(boot.name, "", boot.incarnation)
@@ -106,7 +109,8 @@ class Node:
         self.office = office
         self.out_of_memory = out_of_memory
         self.transport = transport
-        self.peers = Peers(self.address, transport)
+        self.recorder = recorder
+        self.peers = Peers(self.address, transport, self._went if recorder is not None else None)
         self.entries: dict[str, Entry] = {}
         self.notes = Notes(self.entries)
         self.lives: dict[str, Life] = {}
@@ -211,6 +215,18 @@ class Node:
         if not self.peers.send(address.node, header, message):
             has_link = self.peers.is_up(address.node)
             self.undelivered(envelope, address, Cause.FULL if has_link else Cause.UNREACHABLE)
+
+    def _went(self, header: Header, body: Any) -> None:
+        self.note(Event.WENT, header, type(body).__name__)
+
+    def note(self, event: Event, header: Header, kind: str) -> None:
+        """Records what crosses from one node to another."""
+        if self.recorder is not None:
+            sender = header.sender.path if header.sender is not None else ""
+            target = header.target.path
+            self.recorder.note(
+                event, header.lane, self.time(), target, sender, kind, header.request
+            )
 
     # Arriving (the node as its transport sees it)
 

@@ -10,6 +10,7 @@ the link is reported lost; user messages keep their order; what waits for a peer
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
@@ -32,9 +33,16 @@ class Peer:
 class Peers:
     """Of one node. Without a transport (inline placement) there are none."""
 
-    def __init__(self, me: Address, transport: Transport | None) -> None:
+    def __init__(
+        self,
+        me: Address,
+        transport: Transport | None,
+        told: Callable[[Header, Message], None] | None = None,
+    ) -> None:
+        """`told` hears of what actors send."""
         self._me = me
         self._transport = transport
+        self._told = told
         self._peers: dict[str, Peer] = {}
 
     def connect(self, name: str, incarnation: int, endpoint: str) -> None:
@@ -79,10 +87,14 @@ class Peers:
             return False
         assert self._transport is not None
         if peer.is_up and not peer.held:
-            return self._transport.send(name, header, body)
-        if len(peer.held) >= HELD_MAX:
+            if not self._transport.send(name, header, body):
+                return False
+        elif len(peer.held) >= HELD_MAX:
             return False
-        peer.held.append((header, body))
+        else:
+            peer.held.append((header, body))
+        if self._told is not None and header.lane is not Lane.CONTROL:
+            self._told(header, body)
         return True
 
     def control(self, name: str, message: Message) -> bool:

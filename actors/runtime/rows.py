@@ -43,6 +43,7 @@ def row_of(life: Life, now_s: float) -> ActorRow:
     oldest_s = life.mailbox.oldest_s()
     busy_with, since_s = _busy(life)
     known = life.entry.known
+    p50_s, p99_s = life.durations.quantiles(0.5, 0.99)
     return ActorRow(
         path=life.address.path,
         node=life.address.node,
@@ -56,6 +57,8 @@ def row_of(life: Life, now_s: float) -> ActorRow:
         busy_with=busy_with,
         busy_s=now_s - since_s if busy_with is not None else 0.0,
         last_exit=known.last_exit if known is not None else None,
+        handle_p50_s=p50_s,
+        handle_p99_s=p99_s,
     )
 
 

@@ -17,6 +17,7 @@ ROW = ActorRow(
     restarts=1,
     busy_with="Step",
     busy_s=0.25,
+    handle_p50_s=0.0005,
 )
 
 
@@ -26,6 +27,7 @@ def test_what_is_not_ours_is_escaped() -> None:
     assert "replica/&lt;worker&gt;" in page
     assert "not serving: &lt;b&gt;" in page
     assert "open calls: 3" in page and "Step for 0.2 s" in page
+    assert "<td>0.50 ms</td><td></td>" in page
 
 
 def test_the_policy_names_the_script_and_the_style_that_are_sent() -> None:

@@ -321,6 +321,18 @@ async def test_rows_tell_what_an_actor_is_doing_and_for_how_long() -> None:
         assert row.pid == p.fabric.nodes["n"].pid
 
 
+async def test_rows_tell_how_long_the_handlers_take(place: str) -> None:
+    async with cast(place) as p:
+        (row,) = [r for r in p.system.actors() if r.path == "c"]
+        assert (row.handle_p50_s, row.handle_p99_s) == (None, None)
+        for seconds in (*(2 * [0.01]), 4.0):
+            p.tell("c", Sleep(seconds))
+        await settle(6)
+        (row,) = [r for r in p.system.actors() if r.path == "c"]
+        assert row.handle_p50_s == pytest.approx(0.01, rel=0.1)
+        assert row.handle_p99_s == pytest.approx(4, rel=0.1)
+
+
 async def test_what_waits_for_room_is_not_lost_when_the_owner_crashes() -> None:
     async with cast(TOGETHER, "WaitingCounter") as p:
         p.tell("c", Sleep(1))
