@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import signal
 import sys
@@ -104,6 +105,7 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
 
     from actors.runtime.log import Logs
     from actors.runtime.node import Node
+    from actors.runtime.recorder import Recorder
     from actors.runtime.transport.zmq import ZmqTransport
     from messages.system import Cause
 
@@ -134,6 +136,7 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
         log=logs.log_for(),
         prepared=ready.prepared,
         out_of_memory=end_for_want_of_memory,
+        recorder=Recorder(memoryview(record_of(boot))),
     )
     try:
         await node.start()
@@ -143,6 +146,14 @@ async def serve_node(boot: ChildBoot, ready: Ready) -> int:
     finally:
         await node.close()
         logs.close()
+
+
+def record_of(boot: ChildBoot) -> mmap.mmap:
+    """The memory that this process' last messages are written to: its parent has it as well."""
+    assert boot.record_fd is not None
+    record = mmap.mmap(boot.record_fd, 0)
+    os.close(boot.record_fd)
+    return record
 
 
 def load_ahead(preload: Preload, ready_fd: int) -> dict[str, Any]:

@@ -134,7 +134,11 @@ class ProcessFabric:
         spare = self._spares.pop(boot.name, None)
         self._plan_spare(boot)
         return await spawn_node(
-            boot, token=self._rundir.token, environment=child_environment(), spare=spare
+            boot,
+            token=self._rundir.token,
+            environment=child_environment(),
+            spare=spare,
+            log=self._log,
         )
 
     def _plan_spare(self, boot: NodeBoot) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import signal
 import struct
@@ -21,9 +22,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from actors.runtime import flight, recorder
 from actors.runtime.launch import LaunchFailed, Preload
 from messages.system import Cause, NodeBoot, Reason
 
@@ -49,6 +52,7 @@ class ChildBoot(msgspec.Struct, frozen=True, kw_only=True):
     sys_path: tuple[str, ...]
     entry: str  # "module:function", an async function of (ChildBoot, ready) that gives an exit code
     log_colors: bool = False
+    record_fd: int | None = None  # the memory of its flight recorder
 
 
 class ChildProcess:
@@ -61,8 +65,13 @@ class ChildProcess:
         life_fd: int,
         ready_fd: int,
         forward: Callable[[bytes], None],
+        record_fd: int,
+        record: mmap.mmap,
     ) -> None:
         self.node = node
+        self.record_fd = record_fd  # the child's number of it
+        self.record = b""  # what it did last, once it is dead
+        self._record = record
         self.pid = popen.pid
         self.endpoint = ""
         self._loop = asyncio.get_running_loop()
@@ -167,6 +176,8 @@ class ChildProcess:
         self._loop.remove_reader(self._pid_fd)
         os.close(self._pid_fd)
         self._kill_group()  # what it has left behind
+        self.record = self._record[:]
+        self._record.close()
         code = self._popen.wait()  # dead already: gives its status, reaps it
         for _ in range(64):  # what is in the pipe, however much others still write into it
             if not self._read_output():
@@ -213,29 +224,35 @@ async def spawn_node(
     start_timeout_s: float = 60.0,
     forward: Callable[[bytes], None] | None = None,
     spare: ChildProcess | None = None,
+    log: Any = None,
 ) -> ChildProcess:
     """Starts a child and waits until its transport listens. A `spare` that is warm becomes it.
 
     `environment` is added to this process' own (numbers of threads are read by libraries as they
     load). `forward` gets the child's output as it comes; by default it goes to this stderr, or
-    nowhere where the boot data says so.
+    nowhere where the boot data says so. `log` hears what the child did last, unless it ended in
+    order.
     Raises LaunchFailed when it dies before, or is not there in `start_timeout_s` (it is killed).
     """
-    child_boot = ChildBoot(
-        node=boot,
-        token=token,
-        parent_pid=os.getpid(),
-        sys_path=import_path(),
-        entry=entry,
-        log_colors=boot.log_terminal and os.isatty(2),
-    )
     forward = forward or (write_to_stderr if boot.log_terminal else drop)
     child = spare
     if child is None or not child.is_warm or child.exited.done():
         if child is not None:
             child.kill()
         child = spawn_child(boot.name, environment or {}, forward)
-    child.boot(child_boot)
+    child.boot(
+        ChildBoot(
+            node=boot,
+            token=token,
+            parent_pid=os.getpid(),
+            sys_path=import_path(),
+            entry=entry,
+            log_colors=boot.log_terminal and os.isatty(2),
+            record_fd=child.record_fd,
+        )
+    )
+    if log is not None:
+        tell_last(child, boot, log)
     try:
         async with asyncio.timeout(start_timeout_s):
             endpoint = await asyncio.shield(child.ready)
@@ -256,6 +273,15 @@ async def spawn_node(
     return child
 
 
+def tell_last(child: ChildProcess, boot: NodeBoot, log: Any) -> None:
+    """Says what the child did last, when it has ended."""
+
+    def ended(exited: asyncio.Future[Reason]) -> None:
+        flight.tell(boot, child.pid, child.record, exited.result(), log)
+
+    child.exited.add_done_callback(ended)
+
+
 def spawn_child(
     node: str,
     environment: Mapping[str, str],
@@ -263,19 +289,22 @@ def spawn_child(
     preload: Preload = NOTHING,
 ) -> ChildProcess:
     """Starts a child without waiting for it; it waits for `boot`. Its descriptors: boot data, a
-    pipe whose other end is held by this process for as long as it lives, and a pipe to say that it
-    is ready. A spare loads `preload` before it looks for its boot data."""
+    pipe whose other end is held by this process for as long as it lives, a pipe to say that it is
+    ready, and memory without a name, which is the kernel's again when both processes have ended. A
+    spare loads `preload` before it looks for its boot data.
+    """
     ahead = msgspec.msgpack.encode(preload)
     assert len(ahead) <= AHEAD_BYTES_MAX, f"{len(ahead)} bytes of what is loaded ahead"
+    record_fd, record = make_record(node)
     boot_fd, boot_write_fd = os.pipe()
     life_read_fd, life_write_fd = os.pipe()
     ready_read_fd, ready_write_fd = os.pipe()
-    theirs = (boot_fd, life_read_fd, ready_write_fd)
+    theirs = (boot_fd, life_read_fd, ready_write_fd, record_fd)
     try:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         popen = subprocess.Popen(
             # -P: the current directory may hold other things called `actors`.
-            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs)],
+            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs[:3])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -285,16 +314,24 @@ def spawn_child(
             bufsize=0,
         )
     except BaseException:
+        record.close()
         for fd in (boot_write_fd, life_write_fd, ready_read_fd):
             os.close(fd)
         raise
     finally:
         for fd in theirs:
             os.close(fd)
-    child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward)
+    child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward, record_fd, record)
     child.boot_fd = boot_write_fd
     os.write(boot_write_fd, LENGTH.pack(len(ahead)) + ahead)
     return child
+
+
+def make_record(node: str) -> tuple[int, mmap.mmap]:
+    """Memory for a child's recorder: a descriptor to hand over, and the memory as it is here."""
+    fd = os.memfd_create(f"{node}-flight")
+    os.ftruncate(fd, recorder.SIZE)
+    return fd, mmap.mmap(fd, recorder.SIZE)
 
 
 def import_path() -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 It does not know what is sent over the sockets. The directory has a short random name and mode 0700;
 a locked pid file says that the run is alive. The kernel drops the lock when the process dies, in
-whatever way, so that the next run can tell the dead ones and remove their sockets and their shared
-memory (`sweep`). Shared memory is listed in the directory before it is made.
+whatever way, so that the next run can tell the dead ones and remove their sockets (`sweep`). Memory
+that processes of a run share has no name (`process.py`): nothing of it can be left behind.
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from pathlib import Path
 
 PREFIX = "histrio-"
 PID_FILE = "pid"
-SHM_LIST = "shm"
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un, less the final zero
 NODE_BYTES_MAX = 24  # of a node's name in a socket's; longer ones are shortened
 UNLOCKED_AGE_S = 60.0  # a directory without pid file may be one that is just being made
-SHM_NAME = re.compile(r"histrio-[A-Za-z0-9_.-]{1,200}")
-SHM_DIR = Path("/dev/shm")
 
 
 class RunDir:
@@ -51,9 +48,9 @@ class RunDir:
         return cls(path, lock_fd, run=run, token=secrets.token_bytes(32))
 
     def close(self) -> None:
-        """Removes the directory and what it lists. Idempotent."""
+        """Removes the directory. Idempotent."""
         if self._lock_fd is not None:
-            remove(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = None
 
@@ -105,20 +102,6 @@ def lock_pid_file(path: Path) -> int | None:
     return fd
 
 
-def register_shm(directory: Path, name: str) -> None:
-    """Notes a shared memory segment, before it is made: the run's end or the next run unlinks it.
-
-    Raises ValueError for a name that does not begin with `histrio-`.
-    """
-    if not SHM_NAME.fullmatch(name):
-        raise ValueError(f"not a name for shared memory of ours: {name!r}")
-    fd = os.open(directory / SHM_LIST, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(fd, name.encode() + b"\n")
-    finally:
-        os.close(fd)
-
-
 def check_owner(path: Path) -> None:
     """Raises PermissionError unless `path`'s directory belongs to this user and to no one else."""
     directory = path.parent.lstat()
@@ -148,19 +131,10 @@ def sweep(base: Path) -> list[Path]:
                 lock_fd = lock_pid_file(path / PID_FILE)
                 if lock_fd is None:
                     continue  # alive
-            remove(path)
+            shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
             if lock_fd is not None:
                 os.close(lock_fd)
         except OSError:
             continue  # another run is sweeping as well
     return removed
-
-
-def remove(path: Path) -> None:
-    """Unlinks the shared memory that the directory lists, then the directory."""
-    with contextlib.suppress(OSError):
-        for name in (path / SHM_LIST).read_text().splitlines():
-            if SHM_NAME.fullmatch(name):
-                (SHM_DIR / name).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)

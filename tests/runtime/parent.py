@@ -7,16 +7,13 @@ import sys
 from pathlib import Path
 
 from actors.runtime.process import spawn_node
-from actors.runtime.rundir import SHM_DIR, RunDir, register_shm
+from actors.runtime.rundir import RunDir
 from messages.system import NodeBoot
 
 
 async def main(base: str, names: list[str]) -> None:
     run = RunDir.create(Path(base))
-    name = f"histrio-{run.run}-test"
-    register_shm(run.path, name)
-    (SHM_DIR / name).touch()
-    say(f"{run.path} {name}")
+    say(str(run.path))
     for entry in names:
         boot = NodeBoot(entry, 1, run.run, str(run.path), "main", 1, "ipc://none")
         child = await spawn_node(boot, token=run.token, entry=f"tests.runtime.children:{entry}")

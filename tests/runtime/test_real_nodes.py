@@ -20,7 +20,7 @@ from actors.runtime.system import System
 from actors.runtime.tail import tail
 from messages.system import ActorRow, Cause, State
 from tests.runtime.nodes import until
-from tests.runtime.players import Add, Crash, Relay, Settings
+from tests.runtime.players import Add, Crash, Relay, Settings, Sleep
 from tests.runtime.stage import child, tree
 from tests.runtime.test_process import children_of, is_alive, read
 
@@ -108,3 +108,49 @@ async def test_the_files_of_all_nodes_read_as_one_log(tmp_path: Path) -> None:
     said = [(line.fields["node"], line.fields["event"]) for line in lines]
     assert ("n", "not delivered") in said and ("main", "actor died") in said
     assert [line.timestamp for line in lines] == sorted(line.timestamp for line in lines)
+
+
+def said(directory: Path, event: str) -> list[dict[str, Any]]:
+    return [line.fields for line in tail(directory, Choice()) if line.fields["event"] == event]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_what_a_killed_node_did_last_is_in_the_log_and_in_a_file(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    logs = Logs(node="main", directory=tmp_path, terminal=None)
+    options = {"log": logs.log_for(), "log_dir": tmp_path, "log_terminal": False}
+    root = tree(child("c", node="n"), child("a", "Caller"), strategy=Strategy.ONE_FOR_ONE)
+    async with running(root, "n", **options) as system:
+        pid = row(system, "c").pid
+        assert b"/memfd:n-flight" in read(f"/proc/{pid}/maps")
+        system.tell("a", Relay("c", 1, times=3))
+        await until(lambda: row(system, "c").handled_count == 3)
+        system.tell("c", Sleep(1000))
+        await until(lambda: row(system, "c").busy_with == "Sleep")
+        os.kill(pid, number)
+        await until(lambda: is_running(system, "c", 2))
+        await until(lambda: bool(said(tmp_path, "last messages")))
+    logs.close()
+    (told,) = said(tmp_path, "last messages")  # the second life has ended in order
+    assert (told["peer"], told["incarnation"], told["pid"]) == ("n", 1, pid)
+    assert told["last"][-1].endswith("handled (not ended)  c  Sleep")
+    title, _, *lines = read(told["file"]).decode().splitlines()
+    assert f"pid {pid}: killed by {number.name}" in title
+    assert lines[-1] == told["last"][-1]
+    assert "c <- a  Add  r1" in "\n".join(lines)
+    (came,) = (line for line in lines if "  came  c  Sleep" in line)
+    assert lines.index(came) == len(lines) - 2
+    starts = [line for line in lines if line.endswith("c  on_start [control]")]
+    assert len(starts) == 1 and "not ended" not in starts[0]
+    assert not any(name.startswith("histrio") for name in os.listdir("/dev/shm"))
+
+
+async def test_a_node_that_ends_in_order_leaves_no_account(tmp_path: Path) -> None:
+    logs = Logs(node="main", directory=tmp_path, terminal=None)
+    options = {"log": logs.log_for(), "log_dir": tmp_path, "log_terminal": False}
+    async with running(tree(child("c", node="n")), "n", **options) as system:
+        system.tell("c", Add(1))
+    logs.close()
+    assert said(tmp_path, "last messages") == []
+    assert not any(name.endswith(".txt") for name in os.listdir(tmp_path))

@@ -28,18 +28,14 @@ def test_two_runs_share_no_secret(tmp_path: Path) -> None:
     two.close()
 
 
-def test_sweep_removes_the_dead_and_what_they_list(tmp_path: Path) -> None:
-    name = f"histrio-sweep-{os.getpid()}"
+def test_sweep_removes_the_dead(tmp_path: Path) -> None:
     dead = RunDir.create(tmp_path)
-    rundir.register_shm(dead.path, name)
-    (rundir.SHM_DIR / name).write_bytes(b"x")
     (dead.path / "a.1").touch()
     assert dead._lock_fd is not None
     os.close(dead._lock_fd)  # what the kernel does at a death
     dead._lock_fd = None
     living = RunDir.create(tmp_path)
     assert not dead.path.exists()
-    assert not (rundir.SHM_DIR / name).exists()
     assert rundir.sweep(tmp_path) == []
     assert living.path.exists()
     living.close()
@@ -56,17 +52,6 @@ def test_sweep_leaves_alone_what_is_not_a_run_or_just_begins(tmp_path: Path) -> 
     os.utime(tmp_path / "histrio-new", (0, 0))
     assert rundir.sweep(tmp_path) == [tmp_path / "histrio-new"]
     assert elsewhere.exists()
-
-
-def test_a_list_that_names_others_memory_does_no_harm(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.touch()
-    run = RunDir.create(tmp_path)
-    (run.path / "shm").write_text(f"../..{victim}\n{victim}\npsm_other\n\n")
-    run.close()
-    assert victim.exists()
-    with pytest.raises(ValueError, match="not a name"):
-        rundir.register_shm(tmp_path, "../x")
 
 
 def test_the_base_is_short_whatever_the_environment_says(
