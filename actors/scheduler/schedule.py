@@ -39,6 +39,7 @@ class Schedule:
     """The state of one scheduler. `epoch`: which life of it this is."""
 
     def __init__(self, config: SchedulerConfig, facts: Facts, *, epoch: int) -> None:
+        assert config.running_max and config.prefill_budget, "not settled: nobody would ever run"
         self.config = config
         self.facts = facts
         self.page_size = facts.page_size

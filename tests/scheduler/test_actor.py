@@ -14,6 +14,7 @@ import pytest
 from actors.runtime.testkit import Cell
 from actors.scheduler.actor import Scheduler
 from actors.scheduler.request import State
+from actors.scheduler.schedule import Schedule
 from messages.base import Address
 from messages.cache import Acquire, Release, Reserve
 from messages.config import CacheConfig, Paths, SchedulerConfig
@@ -591,6 +592,12 @@ def test_pages_are_released_only_when_no_step_in_flight_touches_them() -> None:
     assert [request.id for request in schedule.retiring] == ["a"], "one wasted row is in flight"
     assert world.cache_actor.ledger.counts().leased > 0
     finish(world)
+
+
+def test_a_config_that_nobody_has_settled_is_our_bug() -> None:
+    facts = ShadowWorker(page_count=8, page_size=16).facts
+    with pytest.raises(AssertionError, match="not settled"):
+        Schedule(SchedulerConfig(), facts, epoch=1)
 
 
 def test_a_single_question_goes_to_the_cache_for_each_admission() -> None:

@@ -23,7 +23,8 @@ SECOND = Address("test", OTHER.gateway, 1)
 
 def start() -> Cell:
     notes = {PATHS.worker: msgspec.msgpack.encode(FACTS)}
-    actor = Scheduler(SchedulerConfig(policy="fcfs"), CacheConfig(), PATHS)
+    config = SchedulerConfig(policy="fcfs", running_max=4, prefill_budget=64)
+    actor = Scheduler(config, CacheConfig(), PATHS)
     cell = Cell(actor, path=PATHS.scheduler, notes=notes)
     cell.start()
     return cell

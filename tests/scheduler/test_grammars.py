@@ -36,7 +36,8 @@ class World:
     """A scheduler alone; what it says to each peer."""
 
     def __init__(self, **config: Any) -> None:
-        self.actor = Scheduler(SchedulerConfig(**config), CacheConfig(), PATHS)
+        settled = SchedulerConfig(running_max=4, prefill_budget=64, **config)
+        self.actor = Scheduler(settled, CacheConfig(), PATHS)
         notes = {PATHS.worker: msgspec.msgpack.encode(FACTS)}
         self.cell = Cell(self.actor, path=PATHS.scheduler, notes=notes)
         self.cell.start()
