@@ -44,7 +44,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # Not offered as flags or keys: the program itself decides them.
-INTERNAL = frozenset({"gateway.http", "gateway.shares_port"})
+INTERNAL = frozenset({"gateway.http", "gateway.places", "gateway.shares_port"})
 
 FLAGS: tuple[Flag, ...] = (
     Flag(
@@ -211,7 +211,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("worker", "attention", "--attention", "attention backend"),
     Flag("worker", "grammar", "--grammar-backend", "engine of structured output"),
     Flag("worker", "token_jump", "--token-jump", "do not sample what a grammar forces"),
-    Flag("worker", "hang_s", "--forward-hang", "seconds without progress that end a forward"),
+    Flag(
+        "worker",
+        "hang_s",
+        "--forward-hang",
+        "seconds without progress that end a forward; on a GPU no less than four of the largest"
+        " steps take",
+    ),
     Flag(
         "worker",
         "memory_fraction",
