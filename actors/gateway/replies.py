@@ -11,6 +11,7 @@ joined texts, calls and the usage are those of the plain answer (`bodies.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -35,6 +36,7 @@ from messages.openai import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionReply,
+    Usage,
 )
 from messages.types import FinishReason, Problem
 
@@ -60,8 +62,9 @@ def failure(problem: Problem) -> bytes:
     return frame(error_body(problem)) + DONE
 
 
-class ChatStream:
-    """Chunks of /v1/chat/completions."""
+class Chunks:
+    """What streams of chats and of completions share: when a row becomes which chunks. A subclass
+    says what these look like."""
 
     def __init__(
         self, ask: Ask, head: Head, echoes: Sequence[str], checked: Sequence[Checked] = ()
@@ -72,36 +75,69 @@ class ChatStream:
         self.tally = Tally(ask)
         self.extras = Extras(ask, self.tally, checked)
         self.templates: dict[int, Template] = {}
-        self.readers: dict[int, Reader] = {}  # where the text is more than text
 
     def write(self, rows: Iterable[Row]) -> bytes:
         frames: list[bytes] = []
         for index, delta in rows:
-            template = self.templates.get(index)
-            if template is None:
-                template = self._begin(index, frames)
+            if index not in self.templates:
+                self._begin(index, frames)
             self.extras.see(index, delta)
-            self.tally.think(index, delta)
-            reader = self.readers.get(index)
-            if reader is not None:
-                self._write_read(index, delta, reader, frames)
-            elif self.ask.logprobs is not None and delta.logprobs:
-                frames.append(
-                    self._chunk(index, ChunkDelta(content=delta.text), logprobs=delta.logprobs)
-                )
-            elif self.extras.is_on and (delta.text or delta.token_ids):
-                frames.append(self._chunk(index, ChunkDelta(content=delta.text)))
-            elif delta.text:
-                frames.append(template.fill(delta.text))
+            self._say(index, delta, frames)
             if delta.finish is not None:
                 self.tally.finish(index, delta.usage)
-                finish = delta.finish.value
-                if reader is not None:
-                    finish = reader.finish_reason(delta.finish)
-                frames.append(
-                    self._chunk(index, ChunkDelta(), finish=finish, matched=delta.matched)
-                )
+                frames.append(self._finish(index, delta.finish, delta.matched))
         return b"".join(frames)
+
+    def end(self, checked: Sequence[Checked]) -> bytes:
+        if not self.ask.include_usage:
+            return DONE
+        return frame(encode(self._reply([], self.tally.usage()))) + DONE
+
+    def fail(self, problem: Problem) -> bytes:
+        return failure(problem)
+
+    def echo(self, index: int) -> str:
+        return self.echoes[index // self.ask.call.choice_count]
+
+    def _say(self, index: int, delta: Delta, frames: list[bytes]) -> None:
+        if self.ask.logprobs is not None and delta.logprobs:
+            frames.append(self._text(index, delta.text, delta.logprobs))
+        elif self.extras.is_on and (delta.text or delta.token_ids):
+            frames.append(self._text(index, delta.text))
+        elif delta.text:
+            frames.append(self.templates[index].fill(delta.text))
+
+    def _begin(self, index: int, frames: list[bytes]) -> None:
+        """A choice's first chunks, and its template."""
+        raise NotImplementedError
+
+    def _text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        raise NotImplementedError
+
+    def _finish(self, index: int, finish: FinishReason, matched: str | int | None) -> bytes:
+        raise NotImplementedError
+
+    def _reply(self, choices: list[Any], usage: Usage | None | msgspec.UnsetType) -> Any:
+        """A chunk, for `encode`."""
+        raise NotImplementedError
+
+
+class ChatStream(Chunks):
+    """Chunks of /v1/chat/completions."""
+
+    def __init__(
+        self, ask: Ask, head: Head, echoes: Sequence[str], checked: Sequence[Checked] = ()
+    ) -> None:
+        super().__init__(ask, head, echoes, checked)
+        self.readers: dict[int, Reader] = {}  # where the text is more than text
+
+    def _say(self, index: int, delta: Delta, frames: list[bytes]) -> None:
+        self.tally.think(index, delta)
+        reader = self.readers.get(index)
+        if reader is None:
+            super()._say(index, delta, frames)
+        else:
+            self._write_read(index, delta, reader, frames)
 
     def _write_read(self, index: int, delta: Delta, reader: Reader, frames: list[bytes]) -> None:
         """Chunks of what the reader makes of the text; log probabilities go with the first."""
@@ -110,30 +146,15 @@ class ChatStream:
             events += reader.flush()
         logprobs = delta.logprobs if self.ask.logprobs is not None else ()
         if not events and (logprobs or (self.extras.is_on and delta.token_ids)):
-            frames.append(self._chunk(index, ChunkDelta(), logprobs=logprobs))
+            frames.append(self._chunk(index, ChunkDelta(), logprobs))
         for event in events:
             if isinstance(event, Text) and not logprobs and not self.extras.is_on:
                 frames.append(self.templates[index].fill(event.text))
             else:
-                frames.append(self._chunk(index, delta_of(event, reader), logprobs=logprobs))
+                frames.append(self._chunk(index, delta_of(event, reader), logprobs))
             logprobs = ()
 
-    def end(self, checked: Sequence[Checked]) -> bytes:
-        if not self.ask.include_usage:
-            return DONE
-        chunk = ChatChunk(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            choices=[],
-            usage=self.tally.usage(),
-        )
-        return frame(encode(chunk)) + DONE
-
-    def fail(self, problem: Problem) -> bytes:
-        return failure(problem)
-
-    def _begin(self, index: int, frames: list[bytes]) -> Template:
+    def _begin(self, index: int, frames: list[bytes]) -> None:
         if not self.templates:  # a chat has one prompt
             self.extras.begin(index)
         frames.append(self._chunk(index, ChunkDelta(role="assistant", content="")))
@@ -141,29 +162,26 @@ class ChatStream:
         self.templates[index] = template
         if not self.ask.shape.is_plain:
             self.readers[index] = Reader(self.ask.shape, self.head.id, index)
-        echo = self.echoes[index // self.ask.call.choice_count]
-        if echo:
+        if echo := self.echo(index):
             frames.append(template.fill(echo))
-        return template
 
-    def _chunk(
-        self,
-        index: int,
-        delta: ChunkDelta,
-        *,
-        logprobs: Sequence[TokenLogprob] = (),
-        finish: str | None = None,
-        matched: str | int | None = None,
-    ) -> bytes:
-        chunk = self._struct(index, delta, logprobs=logprobs, finish=finish, matched=matched)
-        return frame(encode(chunk))
+    def _text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        return self._chunk(index, ChunkDelta(content=text), logprobs)
+
+    def _finish(self, index: int, finish: FinishReason, matched: str | int | None) -> bytes:
+        reader = self.readers.get(index)
+        reason = finish.value if reader is None else reader.finish_reason(finish)
+        return frame(encode(self._struct(index, ChunkDelta(), finish=reason, matched=matched)))
+
+    def _chunk(self, index: int, delta: ChunkDelta, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        return frame(encode(self._struct(index, delta, logprobs)))
 
     def _struct(
         self,
         index: int,
         delta: ChunkDelta,
-        *,
         logprobs: Sequence[TokenLogprob] = (),
+        *,
         finish: str | None = None,
         matched: str | int | None = None,
     ) -> ChatChunk:
@@ -175,13 +193,21 @@ class ChatStream:
             matched_stop=msgspec.UNSET if finish is None else matched,
             token_ids=self.extras.ids(),
         )
+        return self._reply([choice], self.extras.usage(), self.extras.prompt_ids(index))
+
+    def _reply(
+        self,
+        choices: list[ChunkChoice],
+        usage: Usage | None | msgspec.UnsetType,
+        prompt_ids: list[int] | msgspec.UnsetType = msgspec.UNSET,
+    ) -> ChatChunk:
         return ChatChunk(
             id=self.head.id,
             created=self.head.created,
             model=self.head.model,
-            choices=[choice],
-            usage=self.extras.usage(),
-            prompt_token_ids=self.extras.prompt_ids(index),
+            choices=choices,
+            usage=usage,
+            prompt_token_ids=prompt_ids,
         )
 
 
@@ -203,39 +229,14 @@ def delta_of(event: Event, reader: Reader) -> ChunkDelta:
     return ChunkDelta(tool_calls=[call])
 
 
-class CompletionStream:
+class CompletionStream(Chunks):
     """Chunks of /v1/completions."""
 
     def __init__(
         self, ask: Ask, head: Head, echoes: Sequence[str], checked: Sequence[Checked] = ()
     ) -> None:
-        self.ask = ask
-        self.head = head
-        self.echoes = echoes
-        self.tally = Tally(ask)
-        self.extras = Extras(ask, self.tally, checked)
-        self.templates: dict[int, Template] = {}
+        super().__init__(ask, head, echoes, checked)
         self.scribes: dict[int, CompletionScribe] = {}
-
-    def write(self, rows: Iterable[Row]) -> bytes:
-        frames: list[bytes] = []
-        for index, delta in rows:
-            template = self.templates.get(index)
-            if template is None:
-                template = self._begin(index, frames)
-            self.extras.see(index, delta)
-            if self.ask.logprobs is not None and delta.logprobs:
-                logprobs = self.scribes[index].write(delta.logprobs)
-                frames.append(frame(encode(self._struct(index, delta.text, logprobs=logprobs))))
-            elif self.extras.is_on and (delta.text or delta.token_ids):
-                frames.append(frame(encode(self._struct(index, delta.text))))
-            elif delta.text:
-                frames.append(template.fill(delta.text))
-            if delta.finish is not None:
-                self.tally.finish(index, delta.usage)
-                chunk = self._struct(index, "", finish=delta.finish, matched=delta.matched)
-                frames.append(frame(encode(chunk)))
-        return b"".join(frames)
 
     def end(self, checked: Sequence[Checked]) -> bytes:
         frames: list[bytes] = []
@@ -243,57 +244,55 @@ class CompletionStream:
             self.tally.check_only(checked)
             for index in range(self.ask.call.request_count):
                 self._begin(index, frames)
-                chunk = self._struct(index, "", finish=FinishReason.LENGTH)
-                frames.append(frame(encode(chunk)))
-        if self.ask.include_usage:
-            reply = CompletionReply(
-                id=self.head.id,
-                created=self.head.created,
-                model=self.head.model,
-                choices=[],
-                usage=self.tally.usage(),
-            )
-            frames.append(frame(encode(reply)))
-        frames.append(DONE)
+                frames.append(self._finish(index, FinishReason.LENGTH, None))
+        frames.append(super().end(checked))
         return b"".join(frames)
 
-    def fail(self, problem: Problem) -> bytes:
-        return failure(problem)
-
-    def _begin(self, index: int, frames: list[bytes]) -> Template:
+    def _begin(self, index: int, frames: list[bytes]) -> None:
         template = Template(self._struct(index, MARK))
         self.templates[index] = template
-        echo = self.echoes[index // self.ask.call.choice_count]
+        echo = self.echo(index)
         self.scribes[index] = CompletionScribe(self.ask.logprobs or 0, len(echo))
         self.extras.begin(index)
         if echo and self.extras.is_on:
-            frames.append(frame(encode(self._struct(index, echo))))
+            frames.append(self._text(index, echo))
         elif echo:
             frames.append(template.fill(echo))
-        return template
+
+    def _text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        written = self.scribes[index].write(logprobs) if logprobs else None
+        return frame(encode(self._struct(index, text, written)))
+
+    def _finish(self, index: int, finish: FinishReason, matched: str | int | None) -> bytes:
+        return frame(encode(self._struct(index, "", finish=finish.value, matched=matched)))
 
     def _struct(
         self,
         index: int,
         text: str,
-        *,
         logprobs: CompletionLogprobs | None = None,
-        finish: FinishReason | None = None,
+        *,
+        finish: str | None = None,
         matched: str | int | None = None,
     ) -> CompletionReply:
         choice = CompletionChoice(
             index=index,
             text=text,
             logprobs=logprobs,
-            finish_reason=None if finish is None else finish.value,
+            finish_reason=finish,
             matched_stop=msgspec.UNSET if finish is None else matched,
             token_ids=self.extras.ids(),
             prompt_token_ids=self.extras.prompt_ids(index),
         )
+        return self._reply([choice], self.extras.usage())
+
+    def _reply(
+        self, choices: list[CompletionChoice], usage: Usage | None | msgspec.UnsetType
+    ) -> CompletionReply:
         return CompletionReply(
             id=self.head.id,
             created=self.head.created,
             model=self.head.model,
-            choices=[choice],
-            usage=self.extras.usage(),
+            choices=choices,
+            usage=usage,
         )
