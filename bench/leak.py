@@ -3,27 +3,34 @@ for, and looks for what is left of them.
 
 It knows the tree from inside: tasks, timers, pages, and every object that the garbage collector
 knows. The first requests fill what is meant to fill (caches, the log's directory, pools), and are
-not counted.
+not counted; the memories of the last requests sent, which hold thousands, are made small for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
+import contextlib
 import gc
+import os
 import random
 import sys
 import tempfile
+import threading
 import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+import actors.router.actor
+import actors.tokenizer.actor
 from actors import run
 from actors.runtime.system import System
 from bench.client import Client, Connection
-from bench.report import Report
+from bench.report import ROOT, Report
 from bench.serve import first_model, free_port
 from messages.config import (
     CacheConfig,
@@ -38,14 +45,18 @@ ABOUT = """\
   python -m bench.leak
   python -m bench.leak --requests 1000 --together 8
 
-A tenth leave in their stream, a tenth are refused, a tenth are not streamed. Exit status 1 where
-something is left.
+A tenth leave in their stream, a tenth at any time before or in the answer, a tenth are refused, a
+tenth are not streamed. Exit status 1 where something is left.
 """
 
 GROWTH_MAX = 0.01
 PROMPT_LEN = 24
 TYPES_SHOWN = 5
 IDLE_S = 30.0
+SENT_MAX = 256  # must be full before anything is counted
+# Of this file's own memory, and of what looks into it.
+NOT_OURS = ("*/bench/*", tracemalloc.__file__, collections.__file__)
+HASTY_S = 0.03  # how long a client waits that leaves before it is through, on average
 
 
 class Left(NamedTuple):
@@ -54,10 +65,13 @@ class Left(NamedTuple):
     tasks: int
     timers: int
     lives: int
+    fds: int
+    threads: int
     leased: float
     running: float
     python_bytes: int  # 0 without tracemalloc
     objects: Counter[str]
+    traces: tracemalloc.Snapshot | None
 
 
 async def left_of(system: System, client: Client) -> Left:
@@ -73,14 +87,21 @@ async def left_of(system: System, client: Client) -> Left:
     for _ in range(3):
         gc.collect()
     lives = system.node.lives.values()
+    traces = None
+    if tracemalloc.is_tracing():
+        unseen = [tracemalloc.Filter(False, name) for name in NOT_OURS]
+        traces = tracemalloc.take_snapshot().filter_traces(unseen)
     return Left(
         len(asyncio.all_tasks()),
         sum(len(life.timers) for life in lives),
         len(lives),
+        len(os.listdir("/proc/self/fd")),
+        threading.active_count(),
         leased,
         running,
-        tracemalloc.get_traced_memory()[0],
+        sum(row.size for row in traces.statistics("filename")) if traces else 0,
         Counter(type(one).__qualname__ for one in gc.get_objects()),
+        traces,
     )
 
 
@@ -100,6 +121,9 @@ async def ask(client: Client, model: str, rng: random.Random) -> None:
         "ignore_eos": True,
         "stream": kind != 0,
     }
+    if kind == 3:  # leaves while it connects, before the answer, or in it
+        body["max_tokens"], body["stream"] = 60, rng.random() < 0.5
+        client = Client(client.url.geturl(), timeout_s=rng.expovariate(1 / HASTY_S))
     heard = None
     if kind == 1:
         body["temperature"] = -1
@@ -142,22 +166,25 @@ async def look(
 ) -> tuple[Left, Left]:
     """What there is before and after so many requests."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory(prefix="leak-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="leak-"))
+        for room in (actors.router.actor, actors.tokenizer.actor):
+            stack.enter_context(mock.patch.object(room, "SENT_MAX", SENT_MAX))
+        if traces:
+            tracemalloc.start()
+            stack.callback(tracemalloc.stop)
         config = run.settle(config_of(Path(folder)), lambda _: None).config
         with run.build(config) as system:
             await system.start()
             try:
                 client = Client(f"http://127.0.0.1:{config.gateway.port}", timeout_s=60.0)
                 model = await first_model(client)
-                if traces:
-                    tracemalloc.start()
                 await ask_many(client, model, warm, together, rng)
                 before = await left_of(system, client)
                 await ask_many(client, model, requests, together, rng)
                 after = await left_of(system, client)
                 system.check()
             finally:
-                tracemalloc.stop()
                 await system.stop()
     return before, after
 
@@ -183,6 +210,8 @@ def main(words: list[str]) -> int:
         ("tasks", before.tasks, after.tasks, "equal"),
         ("timers", before.timers, after.timers, "equal"),
         ("actors", before.lives, after.lives, "equal"),
+        ("descriptors", before.fds, after.fds, "equal"),
+        ("threads", before.threads, after.threads, "equal"),
         ("pages leased", before.leased, after.leased, "0"),
         ("requests running", before.running, after.running, "0"),
         ("bytes of Python objects", before.python_bytes, after.python_bytes, "< +1 %"),
@@ -193,13 +222,19 @@ def main(words: list[str]) -> int:
     most = (after.objects - before.objects).most_common(TYPES_SHOWN)
     for name, count in most:
         report.add(what=f"more {name}", before=None, after=count, grown="", aim="")
+    if before.traces is not None and after.traces is not None:
+        for line in after.traces.compare_to(before.traces, "lineno")[:TYPES_SHOWN]:
+            frame = line.traceback[0]
+            where = f"bytes of {frame.filename.removeprefix(f'{ROOT}/')}:{frame.lineno}"
+            old = line.size - line.size_diff
+            report.add(what=where, before=old, after=line.size, grown="", aim="")
     report.close()
     return int(has_leak(before, after))
 
 
 def has_leak(before: Left, after: Left) -> bool:
     return bool(
-        after[:3] != before[:3]
+        after[:5] != before[:5]
         or after.leased
         or after.running
         or after.python_bytes > before.python_bytes * (1 + GROWTH_MAX)

@@ -10,3 +10,4 @@ async def test_nothing_of_a_request_is_left_when_it_has_ended() -> None:
     assert after.leased == after.running == 0
     assert (after.timers, after.lives) == (before.timers, before.lives)
     assert after.tasks == before.tasks
+    assert after.fds == before.fds
