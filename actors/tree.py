@@ -117,7 +117,11 @@ def build(config: Config) -> tuple[Supervisor, tuple[Node, ...]]:
                 "actors.gateway.actor:Gateway",
                 node,
                 model=config.model,
-                gateway=msgspec.structs.replace(config.gateway, shares_port=front_count > 1),
+                gateway=msgspec.structs.replace(
+                    config.gateway,
+                    shares_port=front_count > 1,
+                    places=config.scheduler.running_max + config.scheduler.queued_max,
+                ),
                 paths=paths,
             ),
         )

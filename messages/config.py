@@ -41,6 +41,7 @@ class GatewayConfig(Section, frozen=True):
     stream_stall_s: Seconds = 60.0  # how long a client may leave its stream unread
     recover_s: Seconds = 30.0  # how long an interrupted request waits for the lost part
     shares_port: bool = False  # other gateways of this tree listen there as well
+    places: NonNegative = 0  # requests that may run or wait behind all gateways; 0: not said
     resume_s: Seconds = 30.0  # how long a stream that can be come back to is kept for its client
     resume_streams_max: Positive = 128
     choices_max: Positive = 128

@@ -41,7 +41,10 @@ def test_one_front_end_has_the_short_paths_and_one_process() -> None:
         paths.gateway,
     }
     assert [node.name for node in nodes] == ["front", "engine", "worker"]
-    assert not found["gateway"].arguments["gateway"].shares_port  # type: ignore[attr-defined]
+    config = found["gateway"].arguments["gateway"]
+    assert isinstance(config, GatewayConfig) and not config.shares_port
+    scheduler = config_of(1).scheduler
+    assert config.places == scheduler.running_max + scheduler.queued_max
 
 
 def test_each_front_end_has_a_process_and_shares_none_with_another() -> None:

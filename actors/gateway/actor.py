@@ -145,6 +145,8 @@ class Gateway(Actor):
     def __init__(self, model: ModelConfig, gateway: GatewayConfig, paths: Paths) -> None:
         self.model = model
         self.config = gateway
+        # More could only be refused further in, when work had been done for them.
+        self.open_max = min(gateway.open_max, gateway.places or gateway.open_max)
         self.paths = paths
         self.ledger = Ledger()
         self.calls: dict[str, Open] = {}  # those that have not ended
@@ -231,10 +233,10 @@ class Gateway(Actor):
     def _open_problem(self, call: Call) -> Problem | None:
         if not self.is_open:
             return unavailable("The server is shutting down.")
-        if call.request_count > self.config.open_max:
-            message = f"A call may have at most {self.config.open_max} sequences."
+        if call.request_count > self.open_max:
+            message = f"A call may have at most {self.open_max} sequences."
             return Problem(fault=Fault.INVALID, message=message, param="n")
-        if len(self.ledger) + call.request_count > self.config.open_max:
+        if len(self.ledger) + call.request_count > self.open_max:
             message = "Too many requests are open; try again later."
             return Problem(fault=Fault.OVERLOADED, message=message, retry_after_s=1.0)
         return None

@@ -276,8 +276,9 @@ def test_a_stream_holds_a_bounded_number_of_bytes() -> None:
 
 
 # B155
-def test_more_calls_than_the_house_has_room_for_are_refused() -> None:
-    cell = started(open_max=2)
+@pytest.mark.parametrize("limits", [{"open_max": 2}, {"places": 2}])
+def test_more_calls_than_the_house_has_room_for_are_refused(limits: dict[str, int]) -> None:
+    cell = started(**limits)
     opened(cell)
     opened(cell)
     with pytest.raises(Refused) as caught:
