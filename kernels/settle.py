@@ -66,11 +66,12 @@ def read_config(source: WeightSource) -> DecoderConfig:
     """By the first of `architectures` that we know."""
     names = source.config.get("architectures")
     if not isinstance(names, list) or not names:
-        raise BadConfig("config.json names no architectures")
+        raise BadConfig(f"{source.name}: config.json names no architectures")
     known = [name for name in names if name in MODELS.names()]
     if not known:
         raise BadConfig(
-            f"unknown architecture {names[0]!r}; known are: {', '.join(MODELS.names())}"
+            f"{source.name}: unknown architecture {names[0]!r}; "
+            f"known are: {', '.join(MODELS.names())}"
         )
     return MODELS.get(known[0])(source.config)
 
