@@ -198,9 +198,11 @@ class Constrainer:
         jumped: list[tuple[int, int]] = []
         for slot, room in zip(slots.tolist(), rooms.tolist(), strict=True):
             guide = self.guides.get(slot)
+            if guide is None:
+                continue
             for _ in range(room):
-                token = None if guide is None else guide.forced()
-                if guide is None or token is None:
+                token = guide.forced()
+                if token is None:
                     break
                 self._move(guide, token)
                 jumped.append((slot, token))

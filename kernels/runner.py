@@ -284,8 +284,9 @@ class Runner:
     def jump(self, output: StepOutput) -> StepOutput:
         """Appends to what was sampled the tokens that grammars force behind it, as far as there are
         pages for them. They are known and not computed, like a prompt's."""
-        if self.constrainer is None or not self.options.token_jump or not len(output.slots):
+        if not self.options.token_jump or not self.is_guided(output.slots):
             return output
+        assert self.constrainer is not None
         slots, tokens = self.constrainer.jump(output.slots, self.slots.room(output.slots))
         self.slots.extend(slots, tokens)
         return replace(output, jumped_slots=slots, jumped_tokens=tokens)
