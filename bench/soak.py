@@ -129,6 +129,15 @@ def shared_memory() -> set[str]:
     return set(os.listdir(SHM)) if SHM.is_dir() else set()
 
 
+def mapped() -> str:
+    """What all processes have mapped. With the server ended, it is what others use."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{process.pid}/maps").read_text("utf-8"))
+    return "".join(found)
+
+
 async def soak(found: argparse.Namespace, report: Report) -> int:
     rng = random.Random(found.seed)
     asked = plans(found.streams, 100)
@@ -150,8 +159,11 @@ async def soak(found: argparse.Namespace, report: Report) -> int:
         _, text = await client.get("/metrics")
         leased = metric(text, 'histrio_pages{state="leased"}')
         opened = metric(text, "histrio_streams_open")
-    grown = shared_memory() - shm
+    others = mapped()
+    grown = {name for name in shared_memory() - shm if f"{SHM / name}\n" not in others}
     warm_s = watcher.samples[0].at_s + WARM_SHARE * 60 * found.minutes
+    # The first fault makes threads that stay: those that write down what went before it.
+    threads = max(s.threads for s in (before, *watcher.samples) if s.at_s < warm_s)
     late = [((s.at_s - warm_s) / 60, s.rss_mib) for s in watcher.samples if s.at_s >= warm_s]
     rows = [
         ("faults", len(struck), ""),
@@ -161,7 +173,7 @@ async def soak(found: argparse.Namespace, report: Report) -> int:
         ("root: memory MiB/min", round(slope(late), 3), "< 1"),
         ("root: memory MiB, before / after", f"{before.rss_mib:.0f} / {after.rss_mib:.0f}", ""),
         ("root: descriptors", f"{before.fds} / {after.fds}", "equal"),
-        ("root: threads", f"{before.threads} / {after.threads}", "equal"),
+        ("root: threads, warm / after", f"{threads} / {after.threads}", "no more"),
         ("processes", f"{before.processes} / {after.processes}", "equal"),
         ("shared memory left", len(grown), "0"),
         ("pages leased at the end", int(leased), "0"),
@@ -170,8 +182,8 @@ async def soak(found: argparse.Namespace, report: Report) -> int:
     for what, value, aim in rows:
         report.add(what=what, found=str(value), aim=aim)
     report.close()
-    same = (before.fds, before.threads) == (after.fds, after.threads)
-    return int(bool(wrong or grown or leased or opened or not same))
+    more = before.fds != after.fds or after.threads > threads
+    return int(bool(wrong or grown or leased or opened or more))
 
 
 async def break_for(
