@@ -155,7 +155,11 @@ class ProcessFabric:
         if boot.name not in self._spares:
             forward = write_to_stderr if boot.log_terminal else drop
             preload = self._preloads[boot.name]
-            spare = spawn_child(boot.name, child_environment(), forward, preload)
+            try:
+                spare = spawn_child(boot.name, child_environment(), forward, preload)
+            except OSError as error:
+                self._log.warning("no process in reserve", peer=boot.name, detail=str(error))
+                return
             spare.warm.add_done_callback(
                 lambda _: self._log.info("in reserve", peer=boot.name, pid=spare.pid)
             )

@@ -232,14 +232,19 @@ async def spawn_node(
     load). `forward` gets the child's output as it comes; by default it goes to this stderr, or
     nowhere where the boot data says so. `log` hears what the child did last, unless it ended in
     order.
-    Raises LaunchFailed when it dies before, or is not there in `start_timeout_s` (it is killed).
+    Raises LaunchFailed when there is no process to be had, when it dies before, or is not there in
+    `start_timeout_s` (it is killed).
     """
     forward = forward or (write_to_stderr if boot.log_terminal else drop)
     child = spare
     if child is None or not child.is_warm or child.exited.done():
         if child is not None:
             child.kill()
-        child = spawn_child(boot.name, environment or {}, forward)
+        try:
+            child = spawn_child(boot.name, environment or {}, forward)
+        except OSError as error:  # no process, descriptor or memory is to be had
+            detail = f"node {boot.name} could not be started: {error}"
+            raise LaunchFailed(Reason(Cause.EXITED, detail)) from error
     child.boot(
         ChildBoot(
             node=boot,
@@ -291,47 +296,48 @@ def spawn_child(
     """Starts a child without waiting for it; it waits for `boot`. Its descriptors: boot data, a
     pipe whose other end is held by this process for as long as it lives, a pipe to say that it is
     ready, and memory without a name, which is the kernel's again when both processes have ended. A
-    spare loads `preload` before it looks for its boot data.
+    spare loads `preload` before it looks for its boot data. Raises OSError, and nothing is left.
     """
     ahead = msgspec.msgpack.encode(preload)
     assert len(ahead) <= AHEAD_BYTES_MAX, f"{len(ahead)} bytes of what is loaded ahead"
-    record_fd, record = make_record(node)
-    boot_fd, boot_write_fd = os.pipe()
-    life_read_fd, life_write_fd = os.pipe()
-    ready_read_fd, ready_write_fd = os.pipe()
-    theirs = (boot_fd, life_read_fd, ready_write_fd, record_fd)
-    try:
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        # The child's ends are closed here in any case, ours where it comes to nothing.
+        record_fd = os.memfd_create(f"{node}-flight")
+        theirs.callback(os.close, record_fd)
+        os.ftruncate(record_fd, recorder.SIZE)
+        record = ours.enter_context(mmap.mmap(record_fd, recorder.SIZE))
+        boot_fd, boot_write_fd = open_pipe(theirs, ours)
+        life_read_fd, life_write_fd = open_pipe(theirs, ours)
+        ready_read_fd, ready_write_fd = open_pipe(ours, theirs)
+        numbers = (boot_fd, life_read_fd, ready_write_fd)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         popen = subprocess.Popen(
             # -P: the current directory may hold other things called `actors`.
-            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, theirs[:3])],
+            [*PYTHON, "-m", CHILD_MODULE, node, *map(str, numbers)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=theirs,
+            pass_fds=(*numbers, record_fd),
             process_group=0,  # Ctrl-C is for the parent; and `kill` reaches all of the group
             env={**os.environ, **environment, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
             bufsize=0,
         )
-    except BaseException:
-        record.close()
-        for fd in (boot_write_fd, life_write_fd, ready_read_fd):
-            os.close(fd)
-        raise
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward, record_fd, record)
+        ours.enter_context(popen)  # closes its output and waits for it
+        ours.callback(popen.kill)
+        child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward, record_fd, record)
+        ours.pop_all()
     child.boot_fd = boot_write_fd
-    os.write(boot_write_fd, LENGTH.pack(len(ahead)) + ahead)
+    with contextlib.suppress(BrokenPipeError):  # dead already: `exited` says so
+        os.write(boot_write_fd, LENGTH.pack(len(ahead)) + ahead)
     return child
 
 
-def make_record(node: str) -> tuple[int, mmap.mmap]:
-    """Memory for a child's recorder: a descriptor to hand over, and the memory as it is here."""
-    fd = os.memfd_create(f"{node}-flight")
-    os.ftruncate(fd, recorder.SIZE)
-    return fd, mmap.mmap(fd, recorder.SIZE)
+def open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe, each end of which is closed with its stack."""
+    read_fd, write_fd = os.pipe()
+    reader.callback(os.close, read_fd)
+    writer.callback(os.close, write_fd)
+    return read_fd, write_fd
 
 
 def import_path() -> tuple[str, ...]:

@@ -4,12 +4,15 @@ restart in place, watch, drain, stop) on real loops in every placement."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from actors.runtime import process
 from actors.runtime.context import Reply
 from actors.runtime.spec import Node, NodeKind
 from actors.runtime.system import System
@@ -82,6 +85,28 @@ async def test_who_can_not_live_in_its_process_gets_another_or_all_ends(placemen
         assert reason.cause is Cause.BROKEN
         assert reason.detail == "c can't go on in this process: the device is lost"
         assert row_of(system, "c").incarnation == 1 and row_of(system, "a").state == "stopped"
+    await system.stop()
+
+
+async def test_a_restart_for_which_there_is_no_process_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = system_for("processes")
+    await system.start()
+    spawn_child = process.spawn_child
+    refused: list[str] = []
+
+    def refuse_once(node: str, *rest: Any) -> process.ChildProcess:
+        if not refused:
+            refused.append(node)
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return spawn_child(node, *rest)
+
+    monkeypatch.setattr(process, "spawn_child", refuse_once)
+    os.kill(row_of(system, "c").pid, signal.SIGKILL)
+    await until(lambda: row_of(system, "c").incarnation > 1)
+    await until(lambda: row_of(system, "c").state == "running")
+    assert refused == ["n"]
     await system.stop()
 
 

@@ -236,6 +236,24 @@ def test_no_child_outlives_a_killed_parent_and_the_next_run_cleans_up(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "what", ["os.memfd_create", "os.pipe", "subprocess.Popen", "os.pidfd_open"]
+)
+async def test_where_no_process_is_to_be_had_nothing_is_left_of_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **options: object) -> object:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    before = sorted(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(f"actors.runtime.process.{what}", fail)
+        with pytest.raises(LaunchFailed) as failed:
+            await spawn("until_told")
+    assert "node n could not be started" in failed.value.reason.detail
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 # Spares
 
 
