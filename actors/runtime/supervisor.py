@@ -209,7 +209,16 @@ class Branch:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.stage.loop.create_task(work, name=f"supervisor {self.path or 'root'}")
         self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        """Work that fails in a way nobody foresaw must not leave the dead lying: gives up."""
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            name = self.path or "root"
+            self.stage.log.error("supervision failed", supervisor=name, exc_info=error)
+            self.spoil(Reason(Cause.CRASHED, f"supervision of {name} failed: {error!r}"[:500]))
 
     async def _again(self, decision: Again) -> None:
         stage = self.stage

@@ -97,6 +97,23 @@ async def test_a_child_that_fails_to_start_again_counts_as_a_death() -> None:
         assert "does not start" in reason.detail
 
 
+@pytest.mark.parametrize("path", ["a", "g/b"])
+async def test_a_restart_that_fails_as_nobody_foresaw_is_given_up(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = Supervisor(name="g", children=(child("b"),))
+
+    async def fail(leaf: object) -> None:
+        raise ValueError("not foreseen")
+
+    async with play(tree(child("a"), branch, child("c"))) as p:
+        monkeypatch.setattr(p.system, "start_leaf", fail)
+        await p.crash(path)
+        reason = await p.system.wait()
+        assert "not foreseen" in reason.detail
+        assert p.actor("c") is None
+
+
 async def test_children_start_in_order_each_after_the_one_before_is_ready() -> None:
     slow = {"settings": Settings(start_s=3.0)}
     async with play(tree(child("a", arguments=slow), child("b"))) as p:
