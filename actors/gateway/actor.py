@@ -18,7 +18,7 @@ import msgspec
 
 from actors.gateway.call import Call, Checked, Row, check_encodes, run_encodes
 from actors.gateway.errors import STATUS, Refused, unavailable
-from actors.gateway.openai import Limits
+from actors.gateway.inputs import Limits
 from actors.gateway.outbox import Outbox
 from actors.gateway.reasoning.base import REASONING_PARSERS
 from actors.gateway.record import Interrupted, Ledger, Record, Stage, Verdict

@@ -16,7 +16,8 @@ import msgspec
 from actors.gateway.anthropic_replies import CountWriter, MessageStream, MessageWriter
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
-from actors.gateway.openai import Ask, Limits, ask_chat, decode
+from actors.gateway.inputs import Limits, decode
+from actors.gateway.openai import Ask, ask_chat
 from messages.anthropic import Block, CountBody, MessagesBody, Refusals, Tool, ToolChoice, Turn
 from messages.openai import NOT_GIVEN, ChatBody, ChatMessage, FunctionCall, ToolCall
 

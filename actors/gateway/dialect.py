@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from actors.gateway.call import Call, Checked, Row
-from actors.gateway.openai import Limits
+from actors.gateway.inputs import Limits
 from messages.types import Problem
 
 SSE = b"text/event-stream; charset=utf-8"

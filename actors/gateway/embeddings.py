@@ -17,11 +17,10 @@ import msgspec
 from actors.gateway.call import Call, Prompt
 from actors.gateway.dialect import Dialect, Ready
 from actors.gateway.errors import invalid
+from actors.gateway.inputs import Limits, check_count, check_model, decode, read_inputs
 from actors.gateway.ollama import named
-from actors.gateway.openai import Limits, check_count, decode, read_inputs
 from actors.gateway.readings import VectorWriter, Wish, check_lacking, names, reading, wish_of
 from actors.gateway.sse import encode
-from actors.gateway.tokens import check_model
 from messages.ollama import EmbedBody, EmbeddingsBody, EmbeddingsReply, EmbedReply
 from messages.types import pack_floats
 from messages.vectors import Embedding, EmbeddingBody, EmbeddingReply

@@ -16,8 +16,9 @@ import msgspec
 from actors.gateway.call import Call, Variant
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.inputs import Limits, decode
 from actors.gateway.native_replies import Asked, GenerateStream, GenerateWriter
-from actors.gateway.openai import Ask, Limits, ask_completion, decode, unsupported
+from actors.gateway.openai import Ask, ask_completion, unsupported
 from messages.native import GenerateBody, Lacking, SamplingParams
 from messages.openai import CompletionBody
 

@@ -14,8 +14,9 @@ import msgspec
 
 from actors.gateway.dialect import NDJSON, Dialect, Ready
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.inputs import Limits, decode
 from actors.gateway.ollama_replies import ChatLines, GenerateLines, load_line
-from actors.gateway.openai import Ask, Limits, ask_chat, ask_completion, decode
+from actors.gateway.openai import Ask, ask_chat, ask_completion
 from messages.ollama import ChatBody, Common, GenerateBody, Options, Turn
 from messages.openai import (
     NOT_GIVEN,

@@ -8,9 +8,8 @@ names the field; the cost is linear in the length of the body.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,9 +17,9 @@ from actors.gateway.call import Call, Prompt
 from actors.gateway.constraint import read_constraint
 from actors.gateway.conversation import read_conversation
 from actors.gateway.errors import Refused, invalid
+from actors.gateway.inputs import NEUTRAL, Limits, check_ids, check_model, decode, read_inputs
 from actors.gateway.pattern import MOVES_MAX, BadPattern, move_count, read_pattern
-from actors.gateway.shape import Parsers, Shape, read_shape
-from messages.config import GatewayConfig
+from actors.gateway.shape import Shape, read_shape
 from messages.openai import (
     NOT_GIVEN,
     ChatBody,
@@ -28,16 +27,12 @@ from messages.openai import (
     Generation,
     Unsupported,
 )
-from messages.tokenizer import Defaults
 from messages.types import (
-    Fault,
     Grammar,
-    Problem,
     ProcessorCall,
     Sampling,
     StopPattern,
     StopRules,
-    pack,
 )
 
 COMPLETION_MAX_TOKENS = 16
@@ -48,8 +43,7 @@ STOP_IDS_MAX = 1024
 BAD_WORDS_MAX = 256
 BAD_WORD_CHARS_MAX = 256
 
-# Values of an `Unsupported` field that ask for nothing.
-NEUTRAL = frozenset({b"null", b"false", b"[]"})
+# Values of an `Unsupported` field that ask for nothing, beside those of every field.
 NEUTRAL_OF: Mapping[str, frozenset[bytes]] = {
     "suffix": frozenset({b'""'}),
     "modalities": frozenset({b'["text"]', b'[ "text" ]'}),
@@ -59,21 +53,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "custom_logit_processor": " It holds code, and code that comes with a request is never run;"
     " `logits_processors` names those that are installed here.",
 }
-B = TypeVar("B")
 N = TypeVar("N", int, float)
-
-
-class Limits(NamedTuple):
-    """What bounds a body besides its types: the settings, and the model's facts."""
-
-    config: GatewayConfig
-    model: str
-    vocab_size: int
-    parsers: Parsers = Parsers()
-    defaults: Defaults = Defaults()
-    context_len: int = 0
-    hidden_len: int = 0
-    vector_lens: tuple[int, ...] | None = None  # see `messages.worker.Facts`
 
 
 class Ask(NamedTuple):
@@ -208,49 +188,9 @@ def ask_completion(completion: CompletionBody, limits: Limits, draw: Callable[[]
     )
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[B]) -> B:
-    """The typed body. Raises Refused for bad JSON, bad types and nesting bombs."""
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        decode_refuse(str(error))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = str(error).removeprefix("JSON is malformed: ")
-        raise invalid(f"The body is not valid JSON: {reason}.", None) from None
-    except RecursionError:
-        raise invalid("The body is nested too deeply.", None) from None
-
-
-MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
-WHERE = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
-
-
-def decode_refuse(text: str) -> NoReturn:
-    """msgspec puts the place at the end of its message: that is the error's `param`."""
-    where = WHERE.search(text)
-    path = where["path"].replace("[...]", "") if where else ""
-    reason = text[: where.start()] if where else text
-    missing = MISSING.match(reason)
-    if missing:
-        path = f"{path}.{missing['name']}" if path else missing["name"]
-        raise invalid(f"The required field `{path}` is missing.", path)
-    reason = reason.replace("`", "").replace(" | null", "")
-    if not path:
-        raise invalid(f"The body is wrong: {reason}.", None)
-    raise invalid(f"`{path}` is wrong: {reason}.", path)
-
-
 def check_generation(body: Generation, limits: Limits) -> None:
     """What the types of the common fields don't say."""
-    if body.model != limits.model:
-        raise Refused(
-            Problem(
-                fault=Fault.NOT_FOUND,
-                message=f"The model `{body.model[:200]}` does not exist here.",
-                param="model",
-                code="model_not_found",
-            )
-        )
+    check_model(body.model, limits)
     check_unsupported(body)
     if body.n is not None and not 1 <= body.n <= limits.config.choices_max:
         raise invalid(f"`n` must be between 1 and {limits.config.choices_max}.", "n")
@@ -302,55 +242,10 @@ def check_constrained(body: Generation, grammar: Grammar | None) -> None:
             raise invalid(f"`{name}` and `{grammar.param}` exclude each other.", name)
 
 
-def check_ids(
-    ids: list[int] | None, param: str, limits: Limits, count_max: int | None = None
-) -> None:
-    """Every id must be in the vocabulary: ids are used as indices of tables."""
-    if not ids:
-        return
-    if count_max is not None and len(ids) > count_max:
-        raise invalid(f"`{param}` may have at most {count_max} entries.", param)
-    if min(ids) < 0 or max(ids) >= limits.vocab_size:
-        raise invalid(
-            f"`{param}` must hold token ids between 0 and {limits.vocab_size - 1}.", param
-        )
-
-
 def read_prompts(body: CompletionBody, limits: Limits) -> tuple[Prompt, ...]:
     if body.prompt is None:
         raise invalid("The required field `prompt` is missing.", "prompt")
     return read_inputs(body.prompt, "prompt", limits)
-
-
-def read_inputs(
-    given: str | list[str | int | list[int]], param: str, limits: Limits
-) -> tuple[Prompt, ...]:
-    """One prompt for a string or a list of ids; several for a list of either."""
-    if isinstance(given, str):
-        return (Prompt(text=given),)
-    if not given:
-        raise invalid(f"`{param}` cannot be an empty list.", param)
-    first = type(given[0])
-    if any(type(item) is not first for item in given):
-        raise invalid(f"`{param}` mixes strings, ids and lists of ids.", param)
-    if first is int:
-        return (read_ids(given, param, limits),)
-    check_count(len(given), param, limits)
-    if first is str:
-        return tuple(Prompt(text=text) for text in given if isinstance(text, str))
-    return tuple(read_ids(ids, f"{param}[{i}]", limits) for i, ids in enumerate(given))
-
-
-def check_count(count: int, param: str, limits: Limits) -> None:
-    if count > limits.config.prompts_max:
-        raise invalid(f"At most {limits.config.prompts_max} prompts in one call.", param)
-
-
-def read_ids(ids: Any, param: str, limits: Limits) -> Prompt:
-    if not ids:
-        raise invalid(f"`{param}` has no tokens.", param)
-    check_ids(ids, param, limits)
-    return Prompt(ids=pack(ids))
 
 
 def read_sampling(

@@ -14,7 +14,7 @@ import msgspec
 
 from actors.gateway.dialect import Dialect, Ready
 from actors.gateway.errors import invalid
-from actors.gateway.openai import Limits, decode
+from actors.gateway.inputs import Limits, decode
 from actors.gateway.reading import Event, Reader
 from actors.gateway.reasoning.base import REASONING_PARSERS, Reasoning
 from actors.gateway.replies import plain_writer

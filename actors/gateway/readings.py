@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from actors.gateway.call import Call, Checked, Prompt, Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused, invalid, unavailable
-from actors.gateway.openai import NEUTRAL
+from actors.gateway.inputs import NEUTRAL
 from messages.openai import NOT_GIVEN
 from messages.types import Sampling, Usage, unpack_floats
 from messages.vectors import Inputs, PromptUsage, VectorsUnsupported

@@ -19,10 +19,9 @@ import msgspec
 from actors.gateway.call import Prompt
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import invalid
-from actors.gateway.openai import Limits, check_count, check_ids, decode
+from actors.gateway.inputs import Limits, check_count, check_ids, check_model, decode
 from actors.gateway.readings import VectorWriter, Wish, check_lacking, names, reading, wish_of
 from actors.gateway.sse import encode
-from actors.gateway.tokens import check_model
 from messages.tokenizer import Chat
 from messages.types import pack
 from messages.vectors import (

@@ -15,8 +15,9 @@ import msgspec
 
 from actors.gateway.call import Call, Checked, Prompt, Row
 from actors.gateway.dialect import Dialect, Head
-from actors.gateway.errors import Refused, invalid
-from actors.gateway.openai import Limits, ask_chat, ask_completion, check_ids, decode
+from actors.gateway.errors import invalid
+from actors.gateway.inputs import Limits, check_count, check_ids, check_model, decode
+from actors.gateway.openai import ask_chat, ask_completion
 from actors.gateway.sse import encode
 from messages.native import (
     DetokenizeBody,
@@ -28,7 +29,7 @@ from messages.native import (
     Tokenized,
 )
 from messages.openai import ChatBody, CompletionBody
-from messages.types import Fault, Problem, StopRules, pack, unpack
+from messages.types import StopRules, pack, unpack
 
 Draw = Callable[[], int]
 T = TypeVar("T")
@@ -48,19 +49,12 @@ def look(call: Call) -> Call:
     return msgspec.structs.replace(call, prompt_only=True, measure=True, choice_count=1)
 
 
-def check_model(model: str | None, limits: Limits) -> None:
-    if model and model != limits.model:
-        message = f"The model `{model[:200]}` does not exist here."
-        raise Refused(Problem(Fault.NOT_FOUND, message, "model", "model_not_found"))
-
-
 def listed(value: T | list[T], param: str, limits: Limits) -> tuple[list[T], bool]:
     if not isinstance(value, list):
         return [value], False
     if not value:
         raise invalid(f"`{param}` cannot be an empty list.", param)
-    if len(value) > limits.config.prompts_max:
-        raise invalid(f"At most {limits.config.prompts_max} prompts in one call.", param)
+    check_count(len(value), param, limits)
     return value, True
 
 

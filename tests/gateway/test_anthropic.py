@@ -16,7 +16,8 @@ from actors.gateway.call import Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused
 from actors.gateway.http import App
-from actors.gateway.openai import Ask, Limits
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask
 from actors.gateway.shape import Parsers
 from messages.config import GatewayConfig
 from messages.gateway import Delta

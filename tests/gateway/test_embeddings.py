@@ -22,7 +22,7 @@ from actors.gateway.embeddings import (
     read_old_embeddings,
 )
 from actors.gateway.errors import Refused
-from actors.gateway.openai import Limits
+from actors.gateway.inputs import Limits
 from actors.gateway.readings import Wish
 from bench.sim.vectors import vector_of
 from messages.config import GatewayConfig

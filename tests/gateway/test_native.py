@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from actors.gateway.call import Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused
+from actors.gateway.inputs import Limits
 from actors.gateway.native import read_generate
 from actors.gateway.native_replies import Asked, GenerateStream, GenerateWriter
-from actors.gateway.openai import Limits
 from actors.gateway.tokens import read_detokenize, read_tokenize
 from messages.config import GatewayConfig
 from messages.gateway import Delta, TokenLogprob

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from actors.gateway.dialect import Head, Ready
 from actors.gateway.errors import Refused
+from actors.gateway.inputs import Limits
 from actors.gateway.ollama import read_chat, read_generate
 from actors.gateway.ollama_replies import ChatLines, GenerateLines
-from actors.gateway.openai import Ask, Limits
+from actors.gateway.openai import Ask
 from actors.gateway.shape import Parsers
 from messages.config import GatewayConfig
 from messages.gateway import TokenLogprob

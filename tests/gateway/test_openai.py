@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from actors.gateway.call import run_encodes
 from actors.gateway.errors import Refused, answer
-from actors.gateway.openai import BIAS_COUNT_MAX, Ask, Limits, read_chat, read_completion
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import BIAS_COUNT_MAX, Ask, read_chat, read_completion
 from messages.base import Address
 from messages.config import GatewayConfig
 from messages.tokenizer import Defaults

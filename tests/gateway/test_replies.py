@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from actors.gateway.call import Checked, Row
 from actors.gateway.errors import body as error_body
-from actors.gateway.openai import Ask, Limits, read_chat, read_completion
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask, read_chat, read_completion
 from actors.gateway.replies import Head, plain_writer, stream_writer
 from actors.gateway.sse import MARK, Template, encode, frame
 from messages.config import GatewayConfig

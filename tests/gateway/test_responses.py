@@ -17,7 +17,8 @@ from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.dialect import Head
 from actors.gateway.errors import Refused
 from actors.gateway.http import App
-from actors.gateway.openai import Ask, Limits
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask
 from actors.gateway.responses.reading import decode_responses, input_items, read_items
 from actors.gateway.responses.reading import read_responses as read
 from actors.gateway.responses.store import Kept, ResponseStore

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.errors import Refused
-from actors.gateway.openai import Limits
+from actors.gateway.inputs import Limits
 from actors.gateway.readings import Wish
 from actors.gateway.scoring import probabilities, read_rerank, read_score
 from messages.config import GatewayConfig

@@ -12,7 +12,8 @@ import pytest
 from actors.gateway.actor import parsers_of
 from actors.gateway.call import Row
 from actors.gateway.errors import Refused
-from actors.gateway.openai import Ask, Limits, read_chat, read_completion
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask, read_chat, read_completion
 from actors.gateway.replies import Head, plain_writer, stream_writer
 from actors.gateway.shape import Parsers
 from kernels.registry import UnknownName

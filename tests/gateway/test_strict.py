@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from actors.gateway.constraint import call_tags
-from actors.gateway.openai import Ask, Limits, read_chat
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask, read_chat
 from actors.gateway.shape import Parsers
 from actors.gateway.tools.base import TOOL_PARSERS, Signature
 from actors.tokenizer.grammar import check_grammar

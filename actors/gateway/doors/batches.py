@@ -24,7 +24,7 @@ from actors.gateway.batches.store import BatchStore
 from actors.gateway.doors.batch_runner import BatchRunner, dialects
 from actors.gateway.errors import Refused, invalid, unavailable
 from actors.gateway.exchange import Exchange, json_response
-from actors.gateway.openai import decode
+from actors.gateway.inputs import decode
 from actors.gateway.sse import encode
 from messages.batches import (
     BatchBody,

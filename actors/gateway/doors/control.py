@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from actors.gateway.errors import Refused, invalid, unavailable
 from actors.gateway.exchange import Exchange, json_response
-from actors.gateway.openai import decode
+from actors.gateway.inputs import decode
 from actors.runtime.context import Ref, Reply
 from messages.base import Message
 from messages.cache import Clear, Cleared

@@ -19,9 +19,9 @@ from starlette.routing import Route
 from actors.gateway.doors.control import version
 from actors.gateway.errors import invalid
 from actors.gateway.exchange import Exchange, json_response
+from actors.gateway.inputs import decode
 from actors.gateway.ollama import named
 from actors.gateway.ollama_replies import moment
-from actors.gateway.openai import decode
 from messages.ollama import Card, Details, Show, ShowBody, Tags, Version
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from actors.gateway.call import Call, Checked, Row
 from actors.gateway.dialect import Dialect, Head
 from actors.gateway.errors import invalid
-from actors.gateway.openai import Ask, Limits
+from actors.gateway.inputs import Limits
+from actors.gateway.openai import Ask
 from actors.gateway.responses.reading import decode_responses, input_items, read_responses
 from actors.gateway.responses.writing import ResponseWriter
 from actors.gateway.sse import encode

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from actors.gateway.errors import Refused, invalid
-from actors.gateway.openai import NEUTRAL, Ask, Limits, decode, read_chat
+from actors.gateway.inputs import NEUTRAL, Limits, decode
+from actors.gateway.openai import Ask, read_chat
 from messages.openai import NOT_GIVEN
 from messages.responses import (
     InputItem,
