@@ -66,6 +66,7 @@ def test_what_else_may_be_asked_is_honoured() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": "other"}, "model"),
+    ({"model": ""}, "model"),
     ({"input": []}, "input"),
     ({"input": ["a", 5]}, "input"),
     ({"input": [[1], "a"]}, "input"),

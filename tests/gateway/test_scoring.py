@@ -78,6 +78,7 @@ def test_what_is_wrong_with_a_score_is_refused_by_name(fields: dict[str, Any], p
 
 WRONG_RANKINGS: list[tuple[dict[str, Any], str]] = [
     ({"model": "other"}, "model"),
+    ({"model": ""}, "model"),
     ({"query": ""}, "query"),
     ({"query": 5}, "query"),
     ({"documents": []}, "documents"),
