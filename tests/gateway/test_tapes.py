@@ -177,6 +177,22 @@ async def test_the_tape_counts_among_what_is_kept() -> None:
     assert taped.bytes_len > plain.bytes_len + taped.tape.bytes_len // 2
 
 
+async def test_a_response_whose_tape_is_cut_is_kept_itself() -> None:
+    street = Street(responses_bytes_max=8_000)
+    client = begun(street, input=" ".join(["word"] * 30))
+    response_id = await id_of(street, client)
+    await street.finish(client)
+    await street.settle()
+    assert kinds_of(events_of(client))[-1] == "output_text.delta", "the events end early"
+    street.app.responses.store.check()
+    kept = await street.ask(street.request("GET", f"/v1/responses/{response_id}"))
+    assert kept.status == 200 and kept.json()["status"] == "completed"
+    assert kept.json()["output"][0]["content"][0]["text"] == " ".join(["word"] * 30)
+    late = again(street, response_id)
+    await street.finish(late)
+    assert late.got.body == client.got.body
+
+
 async def test_the_tape_of_another_gateway_is_asked_for_until_its_end() -> None:
     street = Street()
     street.gateway.paths = Paths(gateways=("gateway", "other"))

@@ -35,7 +35,7 @@ class Tapes:
         self.changed: dict[str, asyncio.Event] = {}  # of those that are being written
 
     def begin(self, response_id: str, events: bytes) -> Tape:
-        tape = Tape(self.responses.store.bytes_max)
+        tape = Tape(self.responses.store.bytes_max // 2)  # what is left is for the response itself
         self.changed[response_id] = asyncio.Event()
         tape.add(events)
         return tape

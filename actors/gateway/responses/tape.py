@@ -26,10 +26,11 @@ class Tape:
             return
         assert not self.is_over, "an event after the end"
         for event in frames.split(b"\n\n")[:-1]:
-            self.bytes_len += EVENT_BYTES + len(event)
-            if self.bytes_len > self.bytes_max:
+            size = EVENT_BYTES + len(event)
+            if self.bytes_len + size > self.bytes_max:
                 self.is_cut = self.is_over = True
                 return
+            self.bytes_len += size
             self.events.append(event + b"\n\n")
 
     def end(self) -> None:
@@ -48,7 +49,7 @@ class Tape:
 
     def check(self) -> None:
         total = sum(EVENT_BYTES - 2 + len(event) for event in self.events)
-        assert self.bytes_len == total or self.is_cut, (self.bytes_len, total)
-        assert total <= self.bytes_max and (self.is_over or not self.is_cut)
+        assert self.bytes_len == total <= self.bytes_max, (self.bytes_len, total)
+        assert self.is_over or not self.is_cut
         for number, event in enumerate(self.events):
             assert b'"sequence_number":%d,' % number in event, event
