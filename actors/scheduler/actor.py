@@ -36,7 +36,7 @@ from messages.scheduler import (
     StopMet,
     Submit,
 )
-from messages.system import Cause, Down, Undelivered
+from messages.system import Cause, Down, Undelivered, Up
 from messages.types import FinishReason, Problem
 from messages.worker import Facts, StepDone, StepFailed
 
@@ -215,6 +215,11 @@ class Scheduler(Actor):
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
         )
+
+    def on_up(self, up: Up) -> None:
+        # Earlier lives of a gateway may have ended before this life of ours began.
+        path, incarnation = up.address.path, up.address.incarnation
+        self.dead[path] = max(self.dead.get(path, 0), incarnation - 1)
 
     def on_down(self, down: Down) -> None:
         self.dead[down.address.path] = down.address.incarnation

@@ -600,6 +600,21 @@ def test_a_config_that_nobody_has_settled_is_our_bug() -> None:
         Schedule(SchedulerConfig(), facts, epoch=1)
 
 
+def test_what_an_earlier_gateway_sent_is_not_taken_by_a_later_scheduler() -> None:
+    """It was on its way while both died: nobody would ever cancel it."""
+    notes = {PATHS.worker: msgspec.msgpack.encode(ShadowWorker(page_count=8, page_size=16).facts)}
+    config = SchedulerConfig(policy="fcfs", running_max=4, prefill_budget=64)
+    actor = Scheduler(config, CacheConfig(), PATHS)
+    cell = Cell(actor, path=PATHS.scheduler, notes=notes)
+    cell.target(PATHS.gateway).incarnation = 5
+    cell.start()
+    old, present = (Address("front", PATHS.gateway, incarnation) for incarnation in (4, 5))
+    cell.tell(msgspec.structs.replace(make_submit("a"), reply_to=old))
+    assert not actor.schedule.live and not cell.take()
+    cell.tell(msgspec.structs.replace(make_submit("b"), reply_to=present))
+    assert list(actor.schedule.live) == ["b"]
+
+
 def test_a_single_question_goes_to_the_cache_for_each_admission() -> None:
     """Decode asks for pages in advance, never a step at a time."""
     shadow = ShadowWorker(page_count=256, page_size=16)
