@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     asked: int  # sequences, in all tries and visits
     begin_s: float  # of the last try
     end_s: float
+    came_s: float  # the first try
 
     @property
     def is_unserved(self) -> bool:
@@ -59,7 +60,7 @@ class Client:
         impossible = ask._replace(grammar=()) if ask.is_impossible else ask
         self.rights = [world.oracle.right(impossible, i) for i in range(ask.choice_count)]
         self.tries = 0
-        self.begin_s = 0.0
+        self.begin_s = self.came_s = 0.0
         # Of one that comes back:
         self.visits = 0
         self.answer = Answer(self.rights)
@@ -69,6 +70,7 @@ class Client:
     async def run(self) -> Outcome:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(self.ask.at_s)
+        self.came_s = loop.time()
         while True:
             self.tries += 1
             try_s = loop.time()
@@ -96,7 +98,9 @@ class Client:
     def outcome(self, is_whole: bool, problem: Problem | None) -> Outcome:
         asked = self.ask.choice_count * (self.tries + self.visits)
         now_s = asyncio.get_running_loop().time()
-        return Outcome(self.ask, is_whole, problem, self.tries, asked, self.begin_s, now_s)
+        return Outcome(
+            self.ask, is_whole, problem, self.tries, asked, self.begin_s, now_s, self.came_s
+        )
 
     def way(self) -> Callable[[Life], Awaitable[bool]]:
         if not self.ask.reader.startswith("http"):

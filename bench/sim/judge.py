@@ -124,7 +124,7 @@ class Judge:
         asked = sum(
             3 * other.asked
             for other in self.world.outcomes
-            if other.begin_s <= outcome.end_s and other.end_s >= outcome.begin_s
+            if other.came_s <= outcome.end_s and other.end_s >= outcome.begin_s
         )
         is_full = shape.mailbox_max or asked > shape.queued_max
         assert is_full, f"{where}: {problem.message}"
