@@ -17,7 +17,7 @@ from kernels.runner import Runner, RunnerOptions
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import Driver
 
-pytestmark = [pytest.mark.gpu, pytest.mark.real]
+pytestmark = [pytest.mark.gpu, pytest.mark.real, pytest.mark.usefixtures("cuda")]
 OPTIONS = RunnerOptions(
     dtype="float32", device="cuda", kv_tokens=16384, step_tokens_max=8192, lazy_graphs=True
 )
