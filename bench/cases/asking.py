@@ -313,9 +313,11 @@ class Peer:
         found = [each for each in self.processes if "worker" not in each.cmdline()]
         return sum(each.memory_info().rss for each in found)
 
-    def descriptor_count(self) -> int:
+    def connection_count(self) -> int:
+        """TCP connections of the server's processes. Not their descriptors: processes in reserve,
+        which start when they may, have some as well."""
         self._expect_own()
-        return sum(process.num_fds() for process in self.processes)
+        return sum(len(process.net_connections("tcp")) for process in self.processes)
 
     def _expect_own(self) -> None:
         if not self.processes:

@@ -108,7 +108,7 @@ def large_body(peer: Peer) -> None:
 
 @case("B185", "slow senders", settings="limits", slow=True)
 def slow_senders(peer: Peer) -> None:
-    before = peer.descriptor_count()
+    before = peer.connection_count()
     head = f"POST {peer.base}{COMPLETION} HTTP/1.1\r\nhost: x\r\n".encode()
     body = head + b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
     slow_heads = [peer.connect() for _ in range(SOCKETS)]
@@ -136,10 +136,10 @@ def slow_senders(peer: Peer) -> None:
     for link in (*slow_heads, *slow_bodies, *idle):
         link.close()
     until_s = time.monotonic() + 10
-    while peer.descriptor_count() > before + 3 and time.monotonic() < until_s:
+    while peer.connection_count() > before + 3 and time.monotonic() < until_s:
         time.sleep(0.2)
-    after = peer.descriptor_count()
-    expect(after <= before + 3, f"{before} descriptors before, {after} after")
+    after = peer.connection_count()
+    expect(after <= before + 3, f"{before} connections before, {after} after")
 
 
 def send_one(link: socket.socket, data: bytes) -> None:
