@@ -32,14 +32,7 @@ def gemma(hf: HfConfig) -> DecoderConfig:
 
 @MODELS.register("Gemma2ForCausalLM", "gemma2")
 def gemma2(hf: HfConfig) -> DecoderConfig:
-    config = gemma_config(hf, windows=windows_of(hf, every=2))
-    return replace(
-        config,
-        post_norms=True,
-        attention_scale=attention_scale(hf),
-        attention_softcap=positive_float(hf, "attn_logit_softcapping"),
-        final_softcap=positive_float(hf, "final_logit_softcapping"),
-    )
+    return with_caps(hf, gemma_config(hf, windows=windows_of(hf, every=2)))
 
 
 @MODELS.register("Gemma3ForCausalLM", "gemma3")
@@ -62,13 +55,18 @@ def gemma3(hf: HfConfig) -> DecoderConfig:
         qk_norm=True,
         rope=RopeConfig.read(rope, head_dim, context_len),
     )
+    local_rope = RopeConfig.read(local, head_dim, context_len)
+    return replace(with_caps(hf, config), local_rope=local_rope)
+
+
+def with_caps(hf: HfConfig, config: DecoderConfig) -> DecoderConfig:
+    """What the second and the third Gemma added: norms behind, a scale of its own, soft caps."""
     return replace(
         config,
         post_norms=True,
         attention_scale=attention_scale(hf),
         attention_softcap=positive_float(hf, "attn_logit_softcapping"),
         final_softcap=positive_float(hf, "final_logit_softcapping"),
-        local_rope=RopeConfig.read(local, head_dim, context_len),
     )
 
 
