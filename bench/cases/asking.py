@@ -386,5 +386,25 @@ class Watch:
         expect(slowest <= seconds_max, f"{self.path} took {slowest:.2f} s")
 
 
+@contextmanager
+def stream_beside(peer: Peer) -> Iterator[list[float]]:
+    """One stream after another while the block runs; the seconds between their tokens, whole once
+    the block has ended."""
+    ends = threading.Event()
+    gaps: list[float] = []
+
+    def stream() -> None:
+        while not ends.is_set():
+            gaps.extend(peer.comp_stream("Once", max_tokens=40, ignore_eos=True).gaps_s)
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        yield gaps
+    finally:
+        ends.set()
+        thread.join()
+
+
 def same(values: Sequence[object]) -> bool:
     return all(value == values[0] for value in values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import threading
 import time
 from typing import Any
 
@@ -18,6 +17,7 @@ from bench.cases.asking import (
     Watch,
     each_at_once,
     expect,
+    stream_beside,
 )
 from bench.cases.table import case
 
@@ -55,16 +55,7 @@ def costly_schemas(peer: Peer) -> None:
         {"type": "object", "properties": wide},
         {"type": "array", "maxItems": 100_000, "items": item},
     )
-    ends = threading.Event()
-    gaps: list[float] = []
-
-    def stream() -> None:
-        while not ends.is_set():
-            gaps.extend(peer.comp_stream("Once", max_tokens=40, ignore_eos=True).gaps_s)
-
-    thread = threading.Thread(target=stream)
-    thread.start()
-    try:
+    with stream_beside(peer) as gaps:
         with Watch(peer) as watch:
             for reply in each_at_once(lambda value: ask_schema(peer, value), costly):
                 expect(reply.status in (200, 400), f"status {reply.status}: {reply.raw[:200]!r}")
@@ -73,9 +64,6 @@ def costly_schemas(peer: Peer) -> None:
             expect(good.status == 200, f"a good schema: {good.status}")
             expect(good.seconds < COMPILED_S, f"a good schema took {good.seconds:.1f} s")
         watch.expect_healthy(1.0)
-    finally:
-        ends.set()
-        thread.join()
     expect(max(gaps) < 2, f"the stream beside stood still for {max(gaps):.1f} s")
 
 

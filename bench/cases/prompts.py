@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
-from bench.cases.asking import CHAT, COMPLETION, Peer, Reply, Watch, expect
+from bench.cases.asking import CHAT, COMPLETION, Peer, Reply, Watch, expect, stream_beside
 from bench.cases.table import case
 
 
@@ -141,25 +140,13 @@ def own_template(peer: Peer) -> None:
 
 @case("B093", "one enormous word")
 def enormous_word(peer: Peer) -> None:
-    ends = threading.Event()
-    gaps: list[float] = []
-
-    def stream() -> None:
-        while not ends.is_set():
-            gaps.extend(peer.comp_stream("Once", max_tokens=40, ignore_eos=True).gaps_s)
-
-    thread = threading.Thread(target=stream)
-    thread.start()
-    try:
+    with stream_beside(peer) as gaps:
         with Watch(peer) as watch:
             for text in ("a" * 1_000_000, "\u4e00" * 300_000, " " * 1_000_000):
                 reply = peer.chat(text, max_tokens=2)
                 reply.expect_refused()
                 expect(reply.seconds < 10, f"refused after {reply.seconds:.1f} s")
         watch.expect_healthy(1.0)
-    finally:
-        ends.set()
-        thread.join()
     expect(max(gaps) < 5, f"the stream beside stood still for {max(gaps):.1f} s")
 
 
