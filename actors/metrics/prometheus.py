@@ -24,6 +24,7 @@ HELP = {
     "histrio_stale_steps_total": "Steps that were meant for an earlier life of the worker.",
     "histrio_generated_tokens_total": "Tokens generated.",
     "histrio_grammars_total": "Constraints that were compiled, by outcome.",
+    "histrio_handler_seconds": "How long an actor handled a message, waiting included.",
     "histrio_http_requests_total": "HTTP requests, by route and status.",
     "histrio_inter_token_seconds": "Between the tokens of a request, after the first.",
     "histrio_interruptions_total": "Requests that lost a part they ran in and were sent again.",

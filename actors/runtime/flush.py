@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from actors.runtime.durations import BOUNDS_S
+
 if TYPE_CHECKING:
+    from actors.runtime.life import Life
     from actors.runtime.node import Node
 
 METRICS_PATH = "metrics"
@@ -37,19 +40,32 @@ class Flusher:
         if self._alarm is not None:
             self._alarm.cancel()
 
+    def life_ended(self, life: Life) -> None:
+        self._count_handlers(life)
+
     def _flush(self, due_s: float) -> None:
         node = self._node
-        self._alarm = None
         entry = node.entry(METRICS_PATH)
         if entry.address is None:
+            self._alarm = None
             return
         lag_s = max(0.0, node.time() - due_s)
         node.tally.gauge("histrio_loop_lag_seconds", lag_s, (("node", node.name),))
         any_waits = self._count_depths()
         self._count_troubles()
-        node.route(None, entry, node.tally.take(node.name), None, None, None)
+        for life in node.lives.values():
+            self._count_handlers(life)
+        flush = node.tally.take(node.name)
+        self._alarm = None  # not before: what is counted here is sent with this one
+        node.route(None, entry, flush, None, None, None)
         if any_waits:  # until it is said that nothing waits any more
             self.soon()
+
+    def _count_handlers(self, life: Life) -> None:
+        taken = life.durations.take()
+        if taken is not None:
+            labels = (("actor", life.address.path),)
+            self._node.tally.add("histrio_handler_seconds", taken, BOUNDS_S, labels)
 
     def _count_troubles(self) -> None:
         node = self._node

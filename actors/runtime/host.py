@@ -134,6 +134,7 @@ class Host:
         node = self.node
         path = life.address.path
         del node.lives[path]
+        node.flusher.life_ended(life)
         if in_hand is not None and not in_hand.own and in_hand.question is None:
             node.undelivered(in_hand, life.address, Cause.ABANDONED)
         if reason.cause is Cause.CRASHED:

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from typing import NamedTuple
 
 from messages.system import Counter, Flush, Gauge, Histogram, Labels
 
 SERIES_MAX = 4096  # per node; a label that grows without bound must not take the memory
+
+
+class Counted(NamedTuple):
+    """Values by the bounds of a histogram."""
+
+    counts: tuple[int, ...]  # one more than there are bounds
+    total: float
 
 
 class Tally:
@@ -47,14 +55,29 @@ class Tally:
         """Counts into the first bucket whose upper bound is at least `value`."""
         key = (name, labels)
         self._soil()
+        row = self._row(key, bounds)
+        if row is not None:
+            row[1][bisect_left(bounds, value)] += 1
+            self.histograms[key] = (bounds, row[1], row[2] + value)
+
+    def add(self, name: str, counted: Counted, bounds: tuple[float, ...], labels: Labels) -> None:
+        """Many values at once, which somebody has counted by the same bounds."""
+        key = (name, labels)
+        self._soil()
+        row = self._row(key, bounds)
+        if row is not None:
+            counts = list(map(sum, zip(row[1], counted.counts, strict=True)))
+            self.histograms[key] = (bounds, counts, row[2] + counted.total)
+
+    def _row(
+        self, key: tuple[str, Labels], bounds: tuple[float, ...]
+    ) -> tuple[tuple[float, ...], list[int], float] | None:
+        """None: there is no room."""
         row = self.histograms.get(key)
-        if row is None:
-            if not self._has_room():
-                return
+        if row is None and self._has_room():
             row = (bounds, [0] * (len(bounds) + 1), 0.0)
-        assert row[0] == bounds, f"{name} has two sets of bounds"
-        row[1][bisect_left(bounds, value)] += 1
-        self.histograms[key] = (bounds, row[1], row[2] + value)
+        assert row is None or row[0] == bounds, f"{key[0]} has two sets of bounds"
+        return row
 
     def _soil(self) -> None:
         if self._is_clean:

@@ -8,7 +8,7 @@ from pathlib import Path
 from actors.metrics.prometheus import HELP
 
 ACTORS = Path(__file__).resolve().parents[2] / "actors"
-CALL = re.compile(r'\.(count|gauge|observe)\(\s*"(histrio_[a-z0-9_]+)"')
+CALL = re.compile(r'\.(count|gauge|observe|add)\(\s*"(histrio_[a-z0-9_]+)"')
 
 
 def names() -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from actors.runtime.spec import Supervisor
 from actors.runtime.system import System
 from messages.system import Cause
-from tests.runtime.players import Add, Work
+from tests.runtime.players import Add, Sleep, Work
 from tests.runtime.stage import child, play, tree
 
 DEADLINE_S = 20.0
@@ -72,6 +72,41 @@ async def test_counts_are_flushed_once_and_an_idle_node_flushes_nothing() -> Non
         assert [(c.name, c.labels, c.increase) for c in flush.counters] == [
             ("tests_total", (("kind", "x"),), 4)
         ]
+
+
+@pytest.mark.sim(seeds=2)
+async def test_handlers_are_counted_in_all_lives_of_their_actor() -> None:
+    async with play(tree(child("metrics", "Meter"), child("w", "Labourer"))) as p:
+        for _ in range(3):
+            p.tell("w", Work("count"))
+        await asyncio.sleep(0.1)
+        await p.crash("w", 1)
+        p.tell("w", Work("count"))
+        await asyncio.sleep(60)
+        found = [
+            sum(h.counts)
+            for flush in p.actor("metrics").flushes
+            for h in flush.histograms
+            if (h.name, h.labels) == ("histrio_handler_seconds", (("actor", "w"),))
+        ]
+        assert sum(found) == 4
+
+
+@pytest.mark.sim(seeds=2)
+async def test_when_nothing_waits_any_more_that_is_said_once() -> None:
+    async with play(tree(child("metrics", "Meter"), child("c"))) as p:
+        p.tell("c", Sleep(3.0))
+        p.tell("c", Add(1))
+        p.system.node.tally.count("tests_total", 1, ())
+        await asyncio.sleep(60)
+        depths = [
+            gauge.value
+            for flush in p.actor("metrics").flushes
+            for gauge in flush.gauges
+            if (gauge.name, gauge.labels) == ("histrio_mailbox_depth", (("actor", "c"),))
+        ]
+        assert depths == [1, 0]
+        assert len(p.actor("metrics").flushes) <= 6, "an idle node flushes nothing"
 
 
 @pytest.mark.sim(seeds=2)

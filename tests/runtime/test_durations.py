@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.runtime.durations import LEAST_S, TOTAL_MAX, Durations
+from actors.runtime.durations import BOUNDS_S, LEAST_S, TOTAL_MAX, Durations
 
 WITHIN = 1 / 16 + 1e-9
 
@@ -54,3 +54,39 @@ def test_one_run_of_more_than_all_that_is_kept_leaves_something() -> None:
     durations.add(1.0, 5 * TOTAL_MAX)
     durations.check()
     assert durations.total > 0
+
+
+@settings(deadline=None)
+@given(st.lists(runs | st.none(), max_size=8), st.integers(1, 2 * TOTAL_MAX))
+def test_each_is_taken_once_also_where_it_is_halved(
+    steps: list[list[tuple[float, int]] | None], many: int
+) -> None:
+    durations = Durations()
+    counts, total_s, added_s, added = [0] * (len(BOUNDS_S) + 1), 0.0, 0.0, 0
+
+    def take() -> None:
+        nonlocal total_s
+        found = durations.take()
+        if found is not None:
+            counts[:] = map(sum, zip(counts, found.counts, strict=True))
+            total_s += found.total
+        assert durations.take() is None
+
+    for step in steps:
+        for each_s, count in step or ():
+            durations.add(each_s, count * many)
+            added, added_s = added + count * many, added_s + each_s * count * many
+            durations.check()
+        if step is None:
+            take()
+    take()
+    assert sum(counts) == added
+    assert total_s == pytest.approx(added_s)
+
+
+@pytest.mark.parametrize("bound", range(1, len(BOUNDS_S)))
+def test_a_duration_is_taken_below_the_least_bound_that_it_does_not_exceed(bound: int) -> None:
+    durations = Durations()
+    durations.add((BOUNDS_S[bound - 1] + BOUNDS_S[bound]) / 2, 3)
+    found = durations.take()
+    assert found is not None and found.counts.index(3) == bound

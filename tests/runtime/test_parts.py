@@ -25,7 +25,7 @@ from actors.runtime.codec import (
 from actors.runtime.crew import Crew
 from actors.runtime.directory import Change, Entry, Notes
 from actors.runtime.letters import LINE_INTERVAL_S, RING_LEN, DeadLetters, Letter
-from actors.runtime.tally import SERIES_MAX, Tally
+from actors.runtime.tally import SERIES_MAX, Counted, Tally
 from actors.runtime.timers import Timers
 from messages.base import Address
 from messages.system import Cause, Known, Reason, State
@@ -118,6 +118,14 @@ def test_a_tally_counts_each_thing_once_over_flushes() -> None:
     assert tally.take("n").counters == ()
     tally.gauge("g", 1, ())
     assert dirty == [1, 1]
+
+
+def test_what_others_have_counted_is_added_to_what_was_observed() -> None:
+    tally = Tally()
+    tally.observe("h", 0.5, (0.1, 1.0), ())
+    tally.add("h", Counted((2, 3, 4), 9.0), (0.1, 1.0), ())
+    (found,) = tally.take("n").histograms
+    assert (found.counts, found.total) == ((2, 4, 4), 9.5)
 
 
 def test_a_label_without_bound_does_not_take_the_memory() -> None:
