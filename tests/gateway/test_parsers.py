@@ -73,7 +73,9 @@ def read(parser: Any, chunks: Iterable[str]) -> tuple[str, str, list[list[Any]]]
             case Arguments():
                 assert event.call == len(calls) - 1 and event.text
                 calls[-1][1] += event.text
-    return "".join(reasoning), "".join(text), calls
+    found = "".join(reasoning), "".join(text), calls
+    json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def tool_parser(name: str) -> Any:
@@ -112,6 +114,7 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
 PIECES = st.sampled_from(
     [
         *"{}[]()\"'\\:,;=<>|/ \n`af1",
+        r'"\ud800"',
         '{"name": "add", "arguments": {',
         '"parameters": ',
         '{"a": 1}',
@@ -174,6 +177,24 @@ def test_arguments_given_as_a_string_or_not_at_all_are_an_object() -> None:
     assert read(tool_parser("hermes"), list(text))[2] == [["add", '{"a": 1}']]
     for text in ('{"name": "add"}', '{"name": "add", "arguments": null}'):
         assert read(tool_parser("json"), list(text)) == ("", "", [["add", "{}"]])
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        (
+            "hermes",
+            r'<tool_call>{"name": "a\ud800", "arguments": "\ud83d\ude42\udc00"}</tool_call>',
+        ),
+        ("mistral", r'[TOOL_CALLS][{"name": "a\ud800", "arguments": "\ud83d\ude42\udc00"}]'),
+        ("json", r'{"name": "add", "arguments": "\ud83d\ude42\udc00"}'),
+        ("llama3", r'{"name": "add", "parameters": "\ud83d\ude42\udc00"}'),
+        ("pythonic", r"[add(a='\U0001f642\udc00')]"),
+    ],
+)
+def test_half_a_surrogate_pair_becomes_a_character_that_can_be_sent(parser: str, text: str) -> None:
+    ((name, arguments),) = read(tool_parser(parser), list(text))[2]
+    assert name in ("add", "a\ufffd") and "🙂\ufffd" in arguments
 
 
 def test_what_breaks_off_after_the_name_is_a_call_that_is_cut_off() -> None:

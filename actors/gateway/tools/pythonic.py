@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Sequence
 
 from actors.gateway.tools.base import TOOL_PARSERS, Machine, ToolFormat
+from actors.gateway.tools.scan import encodable
 
 NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -119,7 +120,7 @@ def read_call(source: str) -> tuple[str, str] | None:
         arguments = {word.arg: literal(word.value) for word in tree.keywords if word.arg}
         if len(arguments) != len(tree.keywords):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return name, encodable(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

@@ -185,9 +185,14 @@ def arguments_of(raw: str) -> str:
 
 
 def loads(raw: str) -> object:
-    """The value, or None if it is none."""
+    """The value, or None if it is none. A text can be encoded."""
     try:
         value: object = json.loads(raw, strict=False)
     except (ValueError, RecursionError):
         return None
-    return value
+    return encodable(value) if isinstance(value, str) else value
+
+
+def encodable(text: str) -> str:
+    """Halves of surrogate pairs, which a model may write as escapes, become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
