@@ -13,6 +13,7 @@ from messages.base import Address, Message, Part
 class State(enum.StrEnum):
     """Where an actor is in its life, as the directory and `GET /actors` show it."""
 
+    PENDING = "pending"  # not started yet: others come first
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"

@@ -225,7 +225,7 @@ OPERATIONS: tuple[Operation, ...] = (
     # The house
     Operation("GET", "/", "A page for people", media="text/html"),
     Operation("GET", "/health", "Whether all parts are up"),
-    Operation("GET", "/ready", "Whether calls are taken"),
+    Operation("GET", "/ready", "Whether the front end that answers takes calls"),
     Operation("GET", "/metrics", "Metrics for Prometheus", media=TEXT),
     Operation("GET", "/actors", "The tree of actors"),
     Operation("POST", "/actors/{path}/restart", "End a part, so that it starts afresh"),

@@ -123,6 +123,8 @@ class System:
     async def start(self) -> None:
         """Starts all children in order. Raises StartFailed, and leaves nothing behind."""
         await self.node.start()
+        for leaf in self.leaves.values():
+            self._publish(leaf, State.PENDING)
         try:
             await self.root.start(self)
         except BaseException:

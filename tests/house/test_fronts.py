@@ -26,9 +26,16 @@ def two(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     """One server with two front ends, for the whole module."""
     server = Server(tiny, tmp_path_factory.mktemp("fronts"), "--front-ends", "2")
     try:
-        yield server.wait_ready()
+        # One that is ready says nothing of the other, which starts beside it.
+        eventually(is_whole(server.wait_ready()), "both front ends serve")
+        yield server
     finally:
         server.close()
+
+
+def is_whole(server: Server) -> Callable[[], bool]:
+    """Whether all parts run, also those that the answering front end can do without."""
+    return lambda: server.get("/health").json() == {"status": "ok"}
 
 
 def pid_of(server: Server, path: str) -> int:
@@ -100,7 +107,7 @@ def test_both_front_ends_answer_and_say_the_same_of_the_house(two: Server) -> No
     seen: set[int] = set()
 
     def look() -> bool:
-        with httpx.Client(timeout=5.0) as client:
+        with httpx.Client(timeout=WAIT_S) as client:
             rows = client.get(two.url + "/actors")
             port = rows.extensions["network_stream"].get_extra_info("client_addr")[1]
             seen.update(pid for pid in pids if port in peer_ports(pid))
@@ -114,7 +121,7 @@ def test_both_front_ends_answer_and_say_the_same_of_the_house(two: Server) -> No
     before = two.metric("histrio_requests_total")
     for index in range(6):
         ask(two, f"Count {index}")
-    eventually(lambda: two.metric("histrio_requests_total") == before + 6, "all are counted")
+    eventually(lambda: two.metric("histrio_requests_total") >= before + 6, "all are counted")
 
 
 def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:

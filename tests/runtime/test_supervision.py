@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.runtime.simulation import SimFabric
+from actors.runtime.spec import Node, NodeKind
 from actors.runtime.supervisor import StartFailed
 from actors.runtime.system import System
 from messages.system import Cause, RestartAsked
@@ -27,6 +28,21 @@ async def test_one_for_one_restarts_the_dead_child_alone() -> None:
         await p.crash("b")
         assert [p.incarnation(x) for x in "abc"] == [1, 2, 1]
         assert p.state("b") == "running"
+
+
+async def test_who_has_not_been_started_yet_is_shown_on_every_node() -> None:
+    slow = child("b", node="n", arguments={"settings": Settings(start_s=5.0)})
+    fabric = SimFabric()
+    nodes = tuple(Node(name=name, kind=NodeKind.PROCESS) for name in "nm")
+    system = System(tree(child("a"), slow, child("c", node="m")), nodes=nodes, fabric=fabric)
+    starting = asyncio.ensure_future(system.start())
+    await settle(1)
+    for node in (system.node, fabric.nodes["n"].node):
+        found = [(row.path, row.state, row.incarnation) for row in node.actors()]
+        assert found == [("a", "running", 1), ("b", "starting", 1), ("c", "pending", 0)]
+    await starting
+    assert {row.state for row in system.actors()} == {"running"}
+    await system.stop()
 
 
 async def test_one_for_all_restarts_all() -> None:
