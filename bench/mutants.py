@@ -44,6 +44,8 @@ class Found(NamedTuple):
 
 RECORD = "actors/gateway/record.py"
 GATEWAY = "actors/gateway/actor.py"
+CALLS = "actors/gateway/calls.py"
+RECOVERY = "actors/gateway/recovery.py"
 SCHEDULE = "actors/scheduler/schedule.py"
 LEDGER = "actors/cache/ledger.py"
 CACHE = "actors/cache/actor.py"
@@ -77,17 +79,17 @@ MUTANTS = (
     ),
     Mutant(
         "gateway: interrupted requests are not sent again",
-        GATEWAY,
+        RECOVERY,
         "        for record in self.ledger.ready(self.context.now_s()):\n"
         "            self._send(record)",
         "        self.ledger.ready(self.context.now_s())",
     ),
     Mutant(
         "gateway: deaths of the scheduler are not heard of",
-        GATEWAY,
-        "        if path not in self.needed():\n            return\n        self.down.add(path)",
-        "        if path not in self.needed() or path == self.paths.scheduler:\n"
-        "            return\n        self.down.add(path)",
+        RECOVERY,
+        "        if path not in self.needed:\n            return []\n        self.down.add(path)",
+        "        if path not in self.needed or path == self.paths.scheduler:\n"
+        "            return []\n        self.down.add(path)",
     ),
     Mutant(
         "scheduler: an end frees no pages",
@@ -247,12 +249,10 @@ MUTANTS = (
     ),
     Mutant(
         "gateway: a closed call goes on",
-        GATEWAY,
-        """            stream.is_closed = True
-            self._cancel_requests(open_call)
-            message = "The stream was closed by its reader.\"""",
-        """            stream.is_closed = True
-            message = "The stream was closed by its reader.\"""",
+        CALLS,
+        """            message = "The stream was closed by its reader."
+            self._fail(open_call, Problem(fault=Fault.INTERNAL, message=message))""",
+        """            self._end(open_call)""",
     ),
     Mutant(
         "gateway: what a guilty request kills is blamed on nobody",
@@ -268,7 +268,7 @@ MUTANTS = (
     ),
     Mutant(
         "gateway: a stream left unread is never cut",
-        GATEWAY,
+        CALLS,
         "            if since_s is not None and now_s - since_s > self.config.stream_stall_s:",
         "            if since_s is not None and now_s - since_s > 1e9:",
     ),

@@ -97,7 +97,7 @@ def actor_of(engine: Engine, path: str) -> Any:
 @contextmanager
 def ledger(engine: Engine, kind: type[Ledger]) -> Iterator[None]:
     """Another behaviour over the same records, between two waves."""
-    own = actor_of(engine, Paths().gateway).ledger
+    own = actor_of(engine, Paths().gateway).recovery.ledger
     before, own.__class__ = own.__class__, kind
     try:
         yield

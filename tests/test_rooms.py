@@ -136,6 +136,15 @@ RULES: tuple[Rule, ...] = (
         "actors/gateway/actor.py",
         ("msgspec", "messages", "actors.runtime", "actors.gateway"),
     ),
+    *(
+        Rule(
+            f"actors/gateway/{name}.py",
+            ("msgspec", "messages", "actors.runtime.context", "actors.gateway"),
+            PURE,
+        )
+        for name in ("calls", "recovery", "controls")
+    ),
+    Rule("actors/gateway/stream.py", ("messages", "actors.gateway"), PURE | {"asyncio"}),
     Rule("actors/gateway/*", ("msgspec", "messages", "actors.gateway"), PURE),
     # What tokenizer and detokenizer know in common: a library, not a room (nobody lives there).
     Rule("actors/processors/*", ("msgspec", "actors.processors"), PURE),

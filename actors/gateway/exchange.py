@@ -21,7 +21,7 @@ from actors.gateway.call import Row
 from actors.gateway.errors import Answer, Refused, answer_http, is_anthropic, voiced
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Stream
+    from actors.gateway.stream import Stream
 
 JSON = b"application/json"
 STREAM_HEADERS = (

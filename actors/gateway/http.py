@@ -166,24 +166,26 @@ class App:
 
     async def index(self, request: Request) -> Response:
         gateway = self.gateway
-        rows = gateway.actor_rows()
-        page = status_page(gateway.limits.model, gateway.missing(), rows, len(gateway.calls))
+        rows = gateway.controls.actor_rows()
+        page = status_page(
+            gateway.limits.model, gateway.controls.missing(), rows, len(gateway.calls.open)
+        )
         headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff"}
         return Response(page, media_type="text/html", headers=headers)
 
     async def health(self, request: Request) -> Response:
         """200 as long as this gateway can serve. Names what it can do without, too."""
-        missing = self.gateway.missing()
-        impaired = [] if missing else self.gateway.impaired()
+        missing = self.gateway.controls.missing()
+        impaired = [] if missing else self.gateway.controls.impaired()
         if impaired:
             return json_response({"status": "ok", "impaired": impaired})
         return self.state_of(missing)
 
     async def ready(self, request: Request) -> Response:
         gateway = self.gateway
-        missing = gateway.missing()
-        if not missing and (gateway.down or not gateway.is_open):
-            missing = sorted(gateway.down) or [gateway.context.address.path]
+        missing = gateway.controls.missing()
+        if not missing and (gateway.recovery.down or not gateway.is_open):
+            missing = sorted(gateway.recovery.down) or [gateway.context.address.path]
         return self.state_of(missing)
 
     def state_of(self, missing: list[str]) -> Response:
@@ -195,7 +197,7 @@ class App:
         return json_response(body, refusal.status, {"retry-after": str(refusal.retry_after_s)})
 
     async def metrics(self, request: Request) -> Response:
-        text = await self.gateway.scrape()
+        text = await self.gateway.controls.scrape()
         if text is None:
             raise Refused(unavailable("The metrics are not available now."))
         return Response(text, media_type="text/plain; version=0.0.4")
@@ -207,7 +209,7 @@ class App:
 
     async def actors(self, request: Request) -> Response:
         rows = []
-        for row in self.gateway.actor_rows():
+        for row in self.gateway.controls.actor_rows():
             entry = msgspec.structs.asdict(row)
             if row.last_exit is not None:
                 entry["last_exit"] = msgspec.structs.asdict(row.last_exit)
@@ -217,7 +219,7 @@ class App:
     async def restart(self, request: Request) -> Response:
         """A new life for one actor, and for those that depend on it. Streams go on."""
         path = request.path_params["path"]
-        if not self.gateway.ask_restart(path):
+        if not self.gateway.controls.ask_restart(path):
             raise HttpRefused(404, f"There is no actor {path[:200]} here.")
         return json_response({"restarting": path}, 202)
 

@@ -19,7 +19,9 @@ from actors.gateway.errors import invalid
 from actors.gateway.reasoning.base import REASONING_PARSERS
 from actors.gateway.tools.base import TOOL_PARSERS, Signature
 from actors.gateway.tools.schemas import array_schema
+from messages.config import GatewayConfig
 from messages.openai import AllowedTools, ChatBody, ChosenFunction, Tool, ToolChoice
+from messages.tokenizer import Dialect
 from messages.types import Grammar
 
 JSON, NAMED = "json", "named"
@@ -51,6 +53,23 @@ class Parsers(NamedTuple):
 
     tool: str = ""
     reasoning: str = ""
+
+
+def parsers_of(config: GatewayConfig, dialect: Dialect) -> Parsers:
+    """By name from the settings, or by what the tokenizer has seen in the model's template. Raises
+    UnknownName for a setting that is none."""
+    tool, reasoning = config.tool_parser, config.reasoning_parser
+    if tool == "auto":
+        tool = dialect.tool_parser
+    elif tool != "none":
+        TOOL_PARSERS.get(tool)
+    if reasoning == "auto":
+        reasoning = dialect.reasoning_parser
+    if reasoning in ("none", ""):
+        reasoning = ""
+    else:
+        REASONING_PARSERS.get(reasoning)
+    return Parsers(tool, reasoning)
 
 
 class Shaped(NamedTuple):

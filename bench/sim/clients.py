@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.gateway.actor import Gateway, Stream
+from actors.gateway.actor import Gateway
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
+from actors.gateway.stream import Stream
 from actors.runtime.life import Life
 from bench.sim.oracle import Right
 from bench.sim.scenario import Ask
@@ -271,7 +272,7 @@ def gateway_of(life: Life) -> Gateway:
 
 
 def calls_named(gateway: Gateway, name: str) -> list[str]:
-    calls = gateway.calls.items()
+    calls = gateway.calls.open.items()
     return [call_id for call_id, open_call in calls if name in open_call.stream.names]
 
 

@@ -194,7 +194,7 @@ class Injector:
             return False
         gateway = self.rng.choice(running).actor
         assert isinstance(gateway, Gateway)
-        path = self.rng.choice(sorted(row.path for row in gateway.actor_rows()))
+        path = self.rng.choice(sorted(row.path for row in gateway.controls.actor_rows()))
         self.tell(f"restart of {path} asked for")
         now_s = self.house.loop.time()
         self.restarts += [
@@ -202,9 +202,9 @@ class Injector:
             for life in self.lives()
             if life.address.path == path and life.state is State.RUNNING
         ]
-        if any(life.actor.calls for life in gateways if isinstance(life.actor, Gateway)):
+        if any(life.actor.calls.open for life in gateways if isinstance(life.actor, Gateway)):
             self.pace.seen["a restart was asked for with streams open"] += 1
-        return gateway.ask_restart(path)
+        return gateway.controls.ask_restart(path)
 
     def lives(self) -> list[Life]:
         return [

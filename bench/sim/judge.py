@@ -150,7 +150,7 @@ class Judge:
         await asyncio.sleep(NOTICED_S)
         is_there = not life.is_dead and not world.house.is_stopped(life.address.node)
         if is_there and self.trouble_before(loop.time()) < left_s:
-            calls, records = life.actor.calls, life.actor.ledger.records  # type: ignore[attr-defined]
+            calls, records = life.actor.calls.open, life.actor.recovery.ledger.records  # type: ignore[attr-defined]
             assert call_id not in calls, f"{call_id} is open, and its client has left"
             running = [
                 name

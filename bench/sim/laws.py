@@ -38,7 +38,7 @@ def check_always(system: Any, nodes: list[Node]) -> None:
         return
     live = scheduler.actor.schedule.live  # type: ignore[attr-defined]
     for gateway in gateways_of(lives):
-        for name, record in gateway.ledger.records.items():
+        for name, record in gateway.recovery.ledger.records.items():
             request = live.get(name)
             if request is not None:
                 assert request.attempt <= record.attempt, f"{name}: attempt {request.attempt} runs"
@@ -65,7 +65,7 @@ def what_is_left_of(call_id: str, nodes: list[Node]) -> list[str]:
     found = [
         f"{name} is {record.stage.value} in the gateway"
         for gateway in gateways_of(lives)
-        for name, record in gateway.ledger.records.items()
+        for name, record in gateway.recovery.ledger.records.items()
         if record.call_id == call_id
     ]
     scheduler = lives.get("replica/scheduler")
@@ -131,10 +131,10 @@ def held_by(path: str, actor: Any) -> dict[str, int]:
         return {
             "streams kept": kept,
             "exchanges": exchanges,
-            "calls": len(actor.calls),
-            "streams": len(actor.streams),
-            "records": len(actor.ledger),
-            "parts down": len(actor.down),
+            "calls": len(actor.calls.open),
+            "streams": len(actor.calls.streams),
+            "records": len(actor.recovery.ledger),
+            "parts down": len(actor.recovery.down),
         }
     match path.rpartition("/")[2]:
         case "tokenizer":

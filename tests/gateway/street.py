@@ -248,7 +248,7 @@ class Street:
     def rows(self, worker: State) -> None:
         self.cell.rows = [
             ActorRow(path, "main", 1, State.RUNNING, 1, 0)
-            for path in (*self.gateway.needed(), "gateway", "metrics")
+            for path in (*self.gateway.recovery.needed, "gateway", "metrics")
             if path != PATHS.worker
         ]
         self.cell.rows.append(ActorRow(PATHS.worker, "worker", 2, worker, 1, 0))
@@ -303,8 +303,8 @@ class Street:
             pass
 
     def assert_idle(self) -> None:
-        assert not self.gateway.calls and not self.gateway.streams
-        assert len(self.gateway.ledger) == 0
+        assert not self.gateway.calls.open and not self.gateway.calls.streams
+        assert len(self.gateway.recovery.ledger) == 0
         assert not self.back.running
         assert self.cell.timer_count == 0
         others = asyncio.all_tasks() - {asyncio.current_task()}

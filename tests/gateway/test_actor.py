@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.gateway.actor import Gateway, Stream
+from actors.gateway.actor import Gateway
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
 from actors.gateway.record import CANCEL_WAIT_S, LOSSES_MAX, POLL_S
+from actors.gateway.stream import Stream
 from actors.runtime.testkit import Cell
 from messages.base import Address
 from messages.config import GatewayConfig, ModelConfig, Paths
@@ -186,7 +187,7 @@ def test_one_bad_prompt_refuses_the_whole_call_and_runs_nothing() -> None:
     assert cell.take() == [("tokenizer", Cancel(checks[1].request, 1))]
     cell.tell(Encoded(checks[1].request, 1, 1, pack([4])))
     assert cell.take() == [] and outcomes(cell) == {"refused": 1}
-    assert len(gateway_of(cell).ledger) == 0
+    assert len(gateway_of(cell).recovery.ledger) == 0
 
 
 # B031
@@ -211,9 +212,11 @@ def test_closing_a_stream_cancels_its_request_in_any_stage(stage: str) -> None:
     stream.close()
     stream.close()
     assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
-    assert len(gateway_of(cell).ledger) == 1  # until the scheduler has said that it is over
+    assert (
+        len(gateway_of(cell).recovery.ledger) == 1
+    )  # until the scheduler has said that it is over
     cell.tell(Deltas((delta(encode, 1, "", FinishReason.ABORT),)))
-    assert len(gateway_of(cell).ledger) == 0
+    assert len(gateway_of(cell).recovery.ledger) == 0
     assert outcomes(cell) == {"abort": 1} and cell.timer_count == 0
 
 
@@ -230,7 +233,7 @@ def test_a_cancelled_request_whose_end_never_comes_is_forgotten() -> None:
     stream, _ = opened(cell)
     stream.close()
     cell.advance(CANCEL_WAIT_S + 2)
-    assert len(gateway_of(cell).ledger) == 0 and cell.timer_count == 0
+    assert len(gateway_of(cell).recovery.ledger) == 0 and cell.timer_count == 0
     assert outcomes(cell) == {"abort": 1}
 
 
@@ -261,7 +264,7 @@ def test_a_finished_stream_left_unread_is_freed_too() -> None:
     cell.tell(Deltas((delta(encode, 0, "x", FinishReason.STOP),)))
     cell.advance(12.0)
     assert failure(stream).code == "stream_cut"
-    assert not gateway_of(cell).streams and cell.timer_count == 0
+    assert not gateway_of(cell).calls.streams and cell.timer_count == 0
     assert outcomes(cell) == {"stop": 1}
 
 
@@ -344,7 +347,7 @@ def test_a_cancel_lost_with_the_tokenizer_is_sent_again() -> None:
     cell.up("tokenizer")
     assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
     cell.tell(Deltas((delta(encode, 0, "", FinishReason.ABORT),)))
-    assert len(gateway_of(cell).ledger) == 0
+    assert len(gateway_of(cell).recovery.ledger) == 0
 
 
 def test_a_part_that_stays_lost_ends_the_call_with_a_clear_error() -> None:
@@ -384,7 +387,7 @@ def test_a_call_that_comes_while_a_part_is_down_waits_for_it() -> None:
     cell.take()
     stream.close()
     assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
-    assert len(gateway_of(cell).ledger) == 0
+    assert len(gateway_of(cell).recovery.ledger) == 0
 
 
 def test_an_unreachable_part_reported_by_another_is_tried_again() -> None:

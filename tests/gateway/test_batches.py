@@ -337,8 +337,8 @@ async def test_batches_go_behind_what_clients_wait_for(tmp_path: Path) -> None:
         place.street.back.mute = True
         await made(place, client, jsonl(line("a")))
         gateway = place.street.gateway
-        await place.until_true(lambda: len(gateway.ledger))
-        (record,) = list(gateway.ledger)
+        await place.until_true(lambda: len(gateway.recovery.ledger))
+        (record,) = list(gateway.recovery.ledger)
         assert record.encode.priority == BATCH_PRIORITY
 
 
@@ -383,7 +383,7 @@ async def test_a_batch_out_of_time_says_what_it_did_not_do(tmp_path: Path) -> No
     async with place_of(tmp_path) as (place, client):
         place.street.back.mute = True
         batch = await made(place, client, jsonl(line("a"), line("b")))
-        await place.until_true(lambda: len(place.street.gateway.ledger) == 2)
+        await place.until_true(lambda: len(place.street.gateway.recovery.ledger) == 2)
     store = BatchStore(tmp_path)
     store.base.execute("UPDATE batches SET expires_at = 1")
     store.close()
@@ -412,7 +412,7 @@ async def test_a_whole_house_runs_batches_and_goes_on_with_them(tmp_path: Path) 
                 ids.append(got.json()["id"])
                 gateway: Any = system.local("gateway")
                 async with asyncio.timeout(60):
-                    await until_true(lambda held=gateway.ledger: len(held) == 2)
+                    await until_true(lambda held=gateway.recovery.ledger: len(held) == 2)
                 continue
             async with asyncio.timeout(60):
                 while True:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from actors.gateway.access import Access
+from actors.gateway.controls import Controls
 from actors.gateway.http import App
 from actors.runtime.context import Outcome, Reply, TimedOut
 from messages.base import Message
@@ -242,15 +243,15 @@ async def test_what_has_not_begun_is_aborted_too() -> None:
     assert two.status == 200 and two.body.count(b'"abort"') == 2
     assert three.status == 503 and three.json()["type"] == "error"
     assert len(house.back.cancelled) == 4
-    assert not house.gateway.calls and not house.gateway.streams
+    assert not house.gateway.calls.open and not house.gateway.calls.streams
 
 
 async def test_the_other_gateways_are_told() -> None:
     house = House()
-    house.gateway.paths = Paths(gateways=("gateway", "fronts/1/gateway"))
+    paths = Paths(gateways=("gateway", "fronts/1/gateway"))
+    house.gateway.controls = Controls(house.gateway.context, paths, ())
     house.gateway.abort("job-")
     assert house.cell.take() == [("fronts/1/gateway", Abort("job-"))]
-    house.gateway.paths = Paths()
     client = house.request("POST", "/generate", {"text": "a b c d", "rid": "job-9"})
     await begun(house)
     house.cell.tell(Abort("job-"))

@@ -252,7 +252,7 @@ async def test_a_client_that_leaves_while_it_waits_in_the_queue_is_cancelled() -
     await street.step()
     await street.step()
     assert client.task.done() and len(street.back.cancelled) == 1
-    assert not street.gateway.calls
+    assert not street.gateway.calls.open
 
 
 async def test_a_client_that_leaves_before_its_body_is_whole_opens_nothing() -> None:

@@ -417,7 +417,7 @@ async def test_a_background_answer_can_be_stopped(way: str) -> None:
     for _ in range(40):
         street.cell.advance(1.0)
         await street.step()
-    assert not street.gateway.calls and not street.app.responses.tasks
+    assert not street.gateway.calls.open and not street.app.responses.tasks
 
 
 async def test_only_a_background_answer_can_be_cancelled() -> None:
@@ -478,8 +478,8 @@ async def test_a_failure_within_a_stream_is_its_last_event() -> None:
     client = create(street, stream=True, input="one two three four")
     while b"output_text.delta" not in client.got.body:
         await street.step()
-    open_call = next(iter(street.gateway.calls.values()))
-    street.gateway._fail(open_call, Problem(fault=Fault.INTERNAL, message="It broke."))
+    open_call = next(iter(street.gateway.calls.open.values()))
+    street.gateway.calls._fail(open_call, Problem(fault=Fault.INTERNAL, message="It broke."))
     await street.finish(client)
     last = client.got.body.decode().strip().split("\n\n")[-1]
     assert last.startswith("event: response.failed\n")

@@ -125,7 +125,7 @@ async def test_who_comes_back_where_no_more_streams_are_kept_gets_the_rest_alone
         assert "role 0" not in ends
         await other.settle()
         assert reading.task.done()
-        assert len(other.gateway.calls) == 0
+        assert len(other.gateway.calls.open) == 0
 
 
 async def test_it_is_computed_again_with_the_seed_that_was_drawn() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.gateway.actor import parsers_of
 from actors.gateway.call import Row
 from actors.gateway.errors import Refused
 from actors.gateway.inputs import Limits
 from actors.gateway.openai import Ask, read_chat, read_completion
 from actors.gateway.replies import Head, plain_writer, stream_writer
-from actors.gateway.shape import Parsers
+from actors.gateway.shape import Parsers, parsers_of
 from kernels.registry import UnknownName
 from messages.config import GatewayConfig
 from messages.gateway import Delta, TokenLogprob

@@ -51,7 +51,7 @@ class Place:
 
     async def until_idle(self) -> None:
         gateway = self.street.gateway
-        await self.until_true(lambda: not gateway.calls and not len(gateway.ledger))
+        await self.until_true(lambda: not gateway.calls.open and not len(gateway.recovery.ledger))
 
 
 @asynccontextmanager
@@ -187,7 +187,7 @@ async def test_a_client_that_hangs_up_has_its_request_cancelled(stream: bool, ho
         place.street.back.mute = True
         reader, writer = await place.connect()
         writer.write(request(chat("one two", stream=stream), close=False))
-        await place.until_true(lambda: place.street.gateway.calls, pump=False)
+        await place.until_true(lambda: place.street.gateway.calls.open, pump=False)
         place.street.back.pump()
         if how == "half":
             writer.write_eof()
@@ -195,7 +195,7 @@ async def test_a_client_that_hangs_up_has_its_request_cancelled(stream: bool, ho
             writer.transport.abort()
         else:
             writer.close()
-        await place.until_true(lambda: not place.street.gateway.calls, pump=False)
+        await place.until_true(lambda: not place.street.gateway.calls.open, pump=False)
         place.street.back.pump()
         assert len(place.street.back.cancelled) == 1
         writer.close()
@@ -215,7 +215,7 @@ async def test_a_client_that_hangs_up_at_once_leaves_nothing() -> None:
         await place.until_true(lambda: not state.tasks and not state.connections)
         await place.until_idle()
         place.street.back.pump()
-        assert not place.street.gateway.streams
+        assert not place.street.gateway.calls.streams
 
 
 # B027
@@ -247,7 +247,7 @@ async def test_after_close_the_port_is_free_and_open_streams_have_ended() -> Non
         place.street.back.mute = True
         reader, writer = await place.connect()
         writer.write(request(chat("one two", stream=True), close=False))
-        await place.until_true(lambda: place.street.gateway.calls, pump=False)
+        await place.until_true(lambda: place.street.gateway.calls.open, pump=False)
         place.street.cell.stop()
         await place.site.close()
         status, _, body = parts(await reader.read())

@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_while_nothing_comes_is_let_go() -> None:
     for _ in range(5):
         await street.step()
     assert client.task.done() and not client.got.is_complete
-    assert len(street.gateway.calls) == 1
+    assert len(street.gateway.calls.open) == 1
     late = again(street, response_id)
     await street.step()
     cancelled = await street.ask(street.request("POST", f"/v1/responses/{response_id}/cancel"))

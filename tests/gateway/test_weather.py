@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.actor import Stream
 from actors.gateway.call import Call, Prompt
 from actors.gateway.errors import Refused
+from actors.gateway.stream import Stream
 from actors.runtime.testkit import Cell
 from messages.gateway import Delta, Deltas, Encoded, Unknown
 from messages.scheduler import Poll
@@ -170,7 +170,7 @@ class Weather:
         """No more faults: all that is open comes to its end."""
         self.heal()
         for _ in range(3000):
-            if not self.streams and not len(gateway_of(self.cell).ledger):
+            if not self.streams and not len(gateway_of(self.cell).recovery.ledger):
                 break
             self.collect()
             if self.queue:
@@ -189,5 +189,5 @@ def test_every_stream_ends_once_and_with_its_own_text(seed: int) -> None:
         weather.step()
     weather.calm()
     gateway = gateway_of(weather.cell)
-    assert not weather.streams and not gateway.calls and not gateway.streams
-    assert len(gateway.ledger) == 0 and weather.cell.timer_count == 0
+    assert not weather.streams and not gateway.calls.open and not gateway.calls.streams
+    assert len(gateway.recovery.ledger) == 0 and weather.cell.timer_count == 0

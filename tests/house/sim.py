@@ -303,8 +303,8 @@ async def settle(system: System, fabric: SimFabric) -> None:
     await asyncio.sleep(120.0)
     gateway = system.local("gateway")
     assert isinstance(gateway, Gateway)
-    assert not gateway.calls, "a call is open that nobody reads"
-    assert not len(gateway.ledger), "a request is in the ledger that nobody reads"
-    assert not gateway.missing(), f"not in service: {gateway.missing()}"
+    assert not gateway.calls.open, "a call is open that nobody reads"
+    assert not len(gateway.recovery.ledger), "a request is in the ledger that nobody reads"
+    assert not gateway.controls.missing(), f"not in service: {gateway.controls.missing()}"
     system.check()
     fabric.check()

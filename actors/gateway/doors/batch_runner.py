@@ -27,7 +27,8 @@ from messages.batches import BatchError, BatchObject
 from messages.types import Fault, Problem
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Gateway, Stream
+    from actors.gateway.actor import Gateway
+    from actors.gateway.stream import Stream
 
 # Behind every priority that a client is likely to give; among themselves batches go by age.
 BATCH_PRIORITY = -(1 << 30)

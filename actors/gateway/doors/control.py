@@ -59,7 +59,7 @@ class Control:
         """Refused while requests hold pages, after a wait of `timeout` seconds if it is given."""
         left_s = read_timeout(request.scope["query_string"])
         while True:
-            cleared = await self.ask(self.gateway.cache, Clear(), Cleared)
+            cleared = await self.ask(self.gateway.controls.cache, Clear(), Cleared)
             if not cleared.leased_count:
                 return done(f"The cache is empty: {cleared.freed_count} pages were forgotten.")
             if left_s <= 0.0:
@@ -87,24 +87,26 @@ class Control:
     async def pause(self, request: Request) -> Response:
         """`abort` ends all requests first; those that come later wait."""
         given = decode(await self.body(request) or b"{}", self.pause_decoder)
-        load = await self.ask(self.gateway.scheduler, Pause(retract=given.mode == "retract"), Load)
+        load = await self.ask(
+            self.gateway.controls.scheduler, Pause(retract=given.mode == "retract"), Load
+        )
         if given.mode == "abort":
             self.gateway.abort("")
         return done(f"Paused; requests waiting: {load.waiting_count}.")
 
     async def go_on(self, request: Request) -> Response:
         await self.body(request)
-        load = await self.ask(self.gateway.scheduler, Continue(), Load)
+        load = await self.ask(self.gateway.controls.scheduler, Continue(), Load)
         return done(f"Going on; requests waiting: {load.waiting_count}.")
 
     async def loads(self, request: Request) -> Response:
-        load = await self.ask(self.gateway.scheduler, Inspect(), Load)
+        load = await self.ask(self.gateway.controls.scheduler, Inspect(), Load)
         return json_response(LoadReply(loads=[loads_of(load)]))
 
     async def server_info(self, request: Request) -> Response:
         gateway = self.gateway
         facts, config = gateway.facts, gateway.config
-        load = await self.ask(gateway.scheduler, Inspect(), Load)
+        load = await self.ask(gateway.controls.scheduler, Inspect(), Load)
         info = ServerInfo(
             version=version(),
             model=self.info(),
@@ -115,7 +117,7 @@ class Control:
             prompts_max=config.prompts_max,
             open_max=config.open_max,
             body_bytes_max=config.body_bytes_max,
-            open_calls=len(gateway.calls),
+            open_calls=len(gateway.calls.open),
             internal_states=[loads_of(load)],
         )
         return json_response(info)

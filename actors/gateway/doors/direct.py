@@ -17,7 +17,7 @@ from actors.gateway.call import Row
 from actors.gateway.dialect import StreamWriter
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Stream
+    from actors.gateway.stream import Stream
 
 # Writes part of a body; False: the client has not taken what was written before.
 Write = Callable[[bytes], bool]

@@ -30,7 +30,8 @@ from actors.gateway.openai import read_chat, read_completion
 from actors.gateway.replies import plain_writer, stream_writer
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Gateway, Stream
+    from actors.gateway.actor import Gateway
+    from actors.gateway.stream import Stream
 
 DIALECTS: tuple[Dialect, ...] = (
     Dialect("/v1/chat/completions", "chatcmpl-", read_chat, plain_writer, stream_writer),

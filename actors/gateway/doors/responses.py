@@ -48,7 +48,8 @@ from messages.responses import DeletedReply, InputItem, InputPart, ItemList, Res
 from messages.types import Fault, Problem
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Gateway, Stream
+    from actors.gateway.actor import Gateway
+    from actors.gateway.stream import Stream
 
 PATH = "/v1/responses"
 LIST_MAX = 100

@@ -31,7 +31,8 @@ from actors.gateway.held import (
 )
 
 if TYPE_CHECKING:
-    from actors.gateway.actor import Gateway, Stream
+    from actors.gateway.actor import Gateway
+    from actors.gateway.stream import Stream
 
 SHELF_BYTES_MAX = 64 << 20  # of all that nobody reads just now
 LONGEST = 4  # times `stream_bytes_max`: the most that is held of one stream

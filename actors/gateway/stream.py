@@ -1,0 +1,74 @@
+"""This file is the reader's end of one call.
+
+It does not know how rows come, nor what reads them. Local: a stream never leaves its node, and its
+owner and its readers share one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from actors.gateway.call import Call, Checked, Row
+from actors.gateway.errors import Refused
+from actors.gateway.outbox import Outbox
+
+
+class Owner(Protocol):
+    """Who made the stream."""
+
+    def close(self, stream: Stream) -> None:
+        """The reader has gone."""
+
+    def forget(self, stream: Stream) -> None:
+        """Its end has been read."""
+
+
+class Stream:
+    """`read` gives all rows that wait, [] after the last; it raises `Refused` when the call failed,
+    after the rows that came before. Whoever stops reading early calls `close`.
+    """
+
+    def __init__(self, owner: Owner, call_id: str, call: Call) -> None:
+        self.call_id = call_id
+        self.call = call
+        self.checked: list[Checked] = []  # the prompts, where the call was checked first
+        self.on_cut: Callable[[], None] | None = None  # called when the reader is given up
+        self.is_closed = False  # by its reader
+        self.names: tuple[str, ...] = ()  # what a client may call it by, to abort it
+        self.request_names: tuple[str, ...] = ()  # the same of each of its prompts
+        self.outbox = Outbox()
+        self.ready = asyncio.Event()
+        # What is called when rows have come: wakes the reader, or does its work.
+        self.wake: Callable[[], object] = self.ready.set
+        self._owner = owner
+
+    async def read(self) -> list[Row]:
+        outbox = self.outbox
+        while not outbox.rows and not outbox.is_over:
+            self.ready.clear()
+            await self.ready.wait()
+        rows = outbox.take()
+        if not rows:
+            self._owner.forget(self)
+            if outbox.problem is not None:
+                raise Refused(outbox.problem)
+        return rows
+
+    @property
+    def is_done(self) -> bool:
+        """All rows have been read, and the call has not failed."""
+        return self.outbox.is_over and not self.outbox.rows and self.outbox.problem is None
+
+    async def __aiter__(self) -> AsyncIterator[Row]:
+        try:
+            while rows := await self.read():
+                for row in rows:
+                    yield row
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nobody reads any more: what still runs is cancelled. Harmless after the end."""
+        self._owner.close(self)
