@@ -61,7 +61,13 @@ class ChatTemplates:
         if chat.template:
             bare = msgspec.structs.replace(chat, template="")
             own = self.brought(chat.template)
-            return own.render(bare, chars_max=chars_max, context_len=context_len)
+            try:
+                return own.render(bare, chars_max=chars_max, context_len=context_len)
+            except Refused as refused:
+                if refused.problem.fault is not Fault.INTERNAL:
+                    raise
+                message = "The request's chat template does too much work."
+                raise refuse(message, "chat_template") from refused
         if chat.add_generation_prompt and chat.continue_final_message:
             raise refuse(
                 "continue_final_message continues the last message, add_generation_prompt starts "
@@ -91,7 +97,12 @@ class ChatTemplates:
         if chat.created_s is not None:
             moment = datetime.fromtimestamp(chat.created_s)
             variables["strftime_now"] = lambda format: moment.strftime(str(format))
-        text = run(self.templates[name], variables, chars_max, context_len)
+        try:
+            text = run(self.templates[name], variables, chars_max, context_len)
+        except Exhausted as error:
+            check_chars(len(chat.messages_json), chars_max, context_len, "messages")
+            problem = Problem(Fault.INTERNAL, "The chat template of this model does too much work.")
+            raise Refused(problem) from error
         return cut_at(text, mark) if mark else text
 
     def brought(self, source: str) -> ChatTemplates:
@@ -139,7 +150,8 @@ def parse(data: bytes, kind: type[Any], param: str) -> Any:
 
 
 def run(template: Template, variables: Mapping[str, Any], chars_max: int, context_len: int) -> str:
-    """Renders under a budget of work. The text so far is dropped as soon as it is too long."""
+    """Renders under a budget of work. The text so far is dropped as soon as it is too long.
+    Raises Refused, Exhausted."""
     token = WORK.set(Work(chars_max))
     try:
         parts: list[str] = []
@@ -154,9 +166,8 @@ def run(template: Template, variables: Mapping[str, Any], chars_max: int, contex
             f"The chat template of this model refuses the conversation: {error.message}",
             "messages",
         ) from error
-    except (Exhausted, MemoryError, RecursionError) as error:
-        problem = Problem(Fault.INTERNAL, "The chat template of this model does too much work.")
-        raise Refused(problem) from error
+    except (MemoryError, RecursionError) as error:
+        raise Exhausted("too much memory, or nested too deeply") from error
     except Refused:
         raise
     except (
