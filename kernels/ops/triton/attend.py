@@ -38,6 +38,52 @@ def soft_cap(score, softcap):
     return (1.0 - 2.0 / (tl.exp2(score / softcap * 2.8853900817779268) + 1.0)) * softcap
 
 
+@triton.jit
+def block(
+    k_pool,
+    v_pool,
+    table,
+    spot,  # int [BLOCK]: which keys of the row
+    there,  # bool [BLOCK]: whether the row has them
+    head,  # of keys
+    at,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Keys and values by way of the page table, both [BLOCK, WIDE]; zeros where there are none."""
+    page = tl.load(table + spot // PAGE, mask=there, other=0).to(tl.int64)
+    place = ((page * PAGE + spot % PAGE) * HKV + head) * D
+    load = there[:, None] & (at < D)[None, :]
+    keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+    values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def weigh(score, seen, softcap, peak, total, CAP: tl.constexpr):
+    """A block more under the softmax of those before: the new peak and total, what these keys weigh
+    ([Q, BLOCK]), and by how much what has been summed shrinks ([Q])."""
+    if CAP:
+        score = soft_cap(score, softcap)
+    score = tl.where(seen, score, float("-inf"))
+    higher = tl.maximum(peak, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(peak - higher)
+    return higher, total * shrink + tl.sum(weight, 1), weight, shrink
+
+
+@triton.jit
+def attend(query, keys, values, seen, scale, softcap, peak, total, mixed, CAP: tl.constexpr):
+    """`weigh`, and the weighted values added to `mixed`, [Q, WIDE]."""
+    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
+    score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
+    peak, total, weight, shrink = weigh(score, seen, softcap, peak, total, CAP)
+    mixed = mixed * shrink[:, None]
+    mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
+    return peak, total, mixed
+
+
 @triton.jit(do_not_specialize=["splits", "slots"])
 def decode_kernel(
     q,  # [R, HKV * G, D]
@@ -93,29 +139,16 @@ def decode_kernel(
     own = (member < G)[:, None] & (at < D)[None, :]
     q_head = head * G + member
     query = tl.load(q + (row * HKV * G + q_head[:, None]) * D + at[None, :], mask=own, other=0.0)
-    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDE], tl.float32)
     for start in range(begin, end, BLOCK):
         spot = start + key
         seen = spot < end
-        page = tl.load(table + spot // PAGE, mask=seen, other=0).to(tl.int64)
-        place = ((page * PAGE + spot % PAGE) * HKV + head) * D
-        load = seen[:, None] & (at < D)[None, :]
-        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
-        if CAP:
-            score = soft_cap(score, softcap)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
-        peak = higher
+        keys, values = block(k_pool, v_pool, table, spot, seen, head, at, HKV, D, PAGE)
+        peak, total, mixed = attend(
+            query, keys, values, seen[None, :], scale, softcap, peak, total, mixed, CAP
+        )
     safe = tl.where(total > 0.0, total, 1.0)
     mixed = mixed / safe[:, None] * v_scale
     if not SHARED and splits_used(length - first, splits, SPLIT_MIN) == 1:
@@ -177,29 +210,16 @@ def shared_kernel(
     own = valid[:, None] & (at < D)[None, :]
     place_q = row * HKV * G + head * G + nth % GROUP
     query = tl.load(q + place_q[:, None] * D + at[None, :], mask=own, other=0.0)
-    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
     peak = tl.full([TILE * GROUP], float("-inf"), tl.float32)
     total = tl.zeros([TILE * GROUP], tl.float32)
     mixed = tl.zeros([TILE * GROUP, WIDE], tl.float32)
     for start in range(begin, end, BLOCK):
         spot = start + key
         seen = spot < end
-        page = tl.load(table + spot // PAGE, mask=seen, other=0).to(tl.int64)
-        place = ((page * PAGE + spot % PAGE) * HKV + head) * D
-        load = seen[:, None] & (at < D)[None, :]
-        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
-        if CAP:
-            score = soft_cap(score, softcap)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
-        peak = higher
+        keys, values = block(k_pool, v_pool, table, spot, seen, head, at, HKV, D, PAGE)
+        peak, total, mixed = attend(
+            query, keys, values, seen[None, :], scale, softcap, peak, total, mixed, CAP
+        )
     place = place_q * slots + splits + split
     tl.store(part + place[:, None] * D + at[None, :], mixed / total[:, None] * v_scale, mask=own)
     tl.store(part_lse + place, peak + tl.log2(total), mask=valid)
@@ -298,7 +318,6 @@ def prefill_kernel(
     own = (nth < count)[:, None] & (at < D)[None, :]
     place_q = ((start + nth).to(tl.int64)[:, None] * (HKV * G) + head) * D + at[None, :]
     query = tl.load(q + place_q, mask=own, other=0.0)
-    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
     position = length - count + nth
     end = tl.minimum(length - count + (tile + 1) * TILE, length)
     begin = 0
@@ -310,25 +329,13 @@ def prefill_kernel(
     for first in range(begin, end, BLOCK):
         spot = first + key
         there = spot < end
-        page = tl.load(table + spot // PAGE, mask=there, other=0).to(tl.int64)
-        place = ((page * PAGE + spot % PAGE) * HKV + head // G) * D
-        load = there[:, None] & (at < D)[None, :]
-        keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-        score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
-        if CAP:
-            score = soft_cap(score, softcap)
+        keys, values = block(k_pool, v_pool, table, spot, there, head // G, at, HKV, D, PAGE)
         seen = spot[None, :] <= position[:, None]
         if WINDOW > 0:
             seen = seen & (spot[None, :] > position[:, None] - WINDOW)
-        score = tl.where(seen, score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weight, 1)
-        mixed = mixed * shrink[:, None]
-        mixed += tl.dot(weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT)
-        peak = higher
+        peak, total, mixed = attend(
+            query, keys, values, seen, scale, softcap, peak, total, mixed, CAP
+        )
     mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * v_scale
     tl.store(out + place_q, mixed, mask=own)
 

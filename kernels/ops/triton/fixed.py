@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.triton.attend import soft_cap
+from kernels.ops.triton.attend import attend, block
 
 NOTHING = tl.constexpr(-1e30)  # the peak of no keys
 
@@ -166,7 +166,6 @@ def attend_fixed_kernel(
     q_head = head * G + nth % GROUP
     place_q = ((start + token).to(tl.int64) * (HKV * G) + q_head)[:, None] * D + at[None, :]
     query = tl.load(q + place_q, mask=own, other=0.0)
-    EXACT: tl.constexpr = "ieee" if query.dtype == tl.float32 else "tf32"
     position = length - count + token
     peak = tl.full([TILE * GROUP], NOTHING, tl.float32)
     total = tl.zeros([TILE * GROUP], tl.float32)
@@ -180,27 +179,13 @@ def attend_fixed_kernel(
         for at_key in range(begin, end, BLOCK):
             spot = at_key + key
             there = spot < end
-            page = tl.load(table + spot // PAGE, mask=there, other=0).to(tl.int64)
-            place = ((page * PAGE + spot % PAGE) * HKV + head) * D
-            load = there[:, None] & (at < D)[None, :]
-            keys = tl.load(k_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-            values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0.0)
-            score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision=EXACT) * scale
-            if CAP:
-                score = soft_cap(score, softcap)
+            keys, values = block(k_pool, v_pool, table, spot, there, head, at, HKV, D, PAGE)
             seen = spot[None, :] <= position[:, None]
             if WINDOW > 0:
                 seen = seen & (spot[None, :] > position[:, None] - WINDOW)
-            score = tl.where(seen, score, float("-inf"))
-            higher = tl.maximum(own_peak, tl.max(score, 1))
-            weight = tl.exp2(score - higher[:, None])
-            shrink = tl.exp2(own_peak - higher)
-            own_total = own_total * shrink + tl.sum(weight, 1)
-            own_mixed = own_mixed * shrink[:, None]
-            own_mixed += tl.dot(
-                weight.to(query.dtype), values.to(query.dtype), input_precision=EXACT
+            own_peak, own_total, own_mixed = attend(
+                query, keys, values, seen, scale, softcap, own_peak, own_total, own_mixed, CAP
             )
-            own_peak = higher
         peak, total, mixed = join(peak, total, mixed, own_peak, own_total, own_mixed)
     if alone:
         mixed = mixed / tl.where(total > 0.0, total, 1.0)[:, None] * v_scale

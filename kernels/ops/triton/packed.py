@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.ops.triton.attend import soft_cap, split_chunk, splits_used
+from kernels.ops.triton.attend import split_chunk, splits_used, weigh
 
 # The same for two words in a register, which the compiler does not see by itself.
 LOW = tl.constexpr("""{
@@ -127,17 +127,10 @@ def decode_packed_kernel(
         values = tl.load(v_pool + place[:, None] + at[None, :], mask=load, other=0)
         keys = tl.trans(keys)
         score = tl.dot(odd, high(keys, ASM), tl.dot(even, low(keys, ASM))) * scale
-        if CAP:
-            score = soft_cap(score, softcap)
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weight, 1)
+        peak, total, weight, shrink = weigh(score, seen[None, :], softcap, peak, total, CAP)
         narrow = weight.to(tl.float16)
         mixed_even = tl.dot(narrow, low(values, ASM), mixed_even * shrink[:, None])
         mixed_odd = tl.dot(narrow, high(values, ASM), mixed_odd * shrink[:, None])
-        peak = higher
     safe = tl.where(total > 0.0, total, 1.0)
     mixed_even = mixed_even / safe[:, None] * v_scale
     mixed_odd = mixed_odd / safe[:, None] * v_scale
