@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from messages.system import NodeBoot, Reason
 
 LAST_LEN = 6  # headers in the log
 FILES_MAX = 8  # of one node: those of its last deaths
+# What is recovered comes first: telling takes the interpreter from the root's loop, in slices of
+# 5 ms, each time that the loop makes a system call.
+TELL_AFTER_S = 1.0
 VERBS = {Event.HANDLED: "handled", Event.CAME: "came", Event.WENT: "went", Event.THREAD: "thread"}
 
 
 def tell(boot: NodeBoot, pid: int, record: bytes, reason: Reason, log: Any) -> None:
-    """Of a child that has ended, on the loop; the file is written in a thread."""
+    """Of a child that has ended, on the loop; a while later, in a thread. The loop's end waits for
+    it."""
     if reason.exit_code == 0:
         return
     loop = asyncio.get_running_loop()
@@ -32,6 +37,7 @@ def tell(boot: NodeBoot, pid: int, record: bytes, reason: Reason, log: Any) -> N
     now_s = loop.time()
 
     def work() -> None:
+        time.sleep(TELL_AFTER_S)
         found = read(record)
         if not found:
             return

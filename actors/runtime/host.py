@@ -2,13 +2,14 @@
 
 It does not know why. Laws: two lives of one path never overlap on a node; a mailbox outlives a
 crash only until the root says what becomes of the path; what is in it then either goes to the next
-incarnation or back to its senders.
+incarnation or back to its senders; nothing of a life that has ended is kept from the collector.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from typing import TYPE_CHECKING, Any
 
 from actors.runtime.codec import decode_arguments, load_factory
@@ -42,6 +43,9 @@ class Host:
         self.prepared = prepared  # for the first life of each path
         self.kept: dict[str, tuple[Address, Mailbox]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._loaded: set[str] = set()  # factories
+        self._is_frozen = False
+        self._has_ended = False  # one of its lives
         self._imports: Crew | None = None
 
     def obey(self, message: Any) -> None:
@@ -71,6 +75,20 @@ class Host:
         life = self.node.lives.get(path)
         return life if life is not None and life.address.incarnation == incarnation else None
 
+    def freeze(self) -> None:
+        """Full collections pass by what there is now, most of it modules: they would look at some
+        80,000 objects, and hold the loop up for 30 ms and more. Only for a process that is ours
+        alone, since what is garbage by now stays until a life of this node ends."""
+        if not self._has_ended:
+            gc.freeze()
+            self._is_frozen = True
+
+    def _unfreeze(self) -> None:
+        self._has_ended = True
+        if self._is_frozen:
+            gc.unfreeze()
+            self._is_frozen = False
+
     def start(self, order: StartActor, arguments: dict[str, Any] | None = None) -> None:
         """Starts one incarnation; `arguments` by reference where the root shares our memory."""
         name = f"{order.path}#{order.incarnation} import"
@@ -89,6 +107,9 @@ class Host:
         address = Address(node.name, order.path, order.incarnation)
         try:
             factory = await self._import(order.factory)
+            if node.out_of_memory is not None and order.factory not in self._loaded:
+                self._loaded.add(order.factory)
+                self.freeze()
             if arguments is None:
                 arguments = decode_arguments(factory, order.arguments)
             actor = factory(**arguments)
@@ -134,6 +155,7 @@ class Host:
         node = self.node
         path = life.address.path
         del node.lives[path]
+        self._unfreeze()
         node.flusher.life_ended(life)
         if in_hand is not None and not in_hand.own and in_hand.question is None:
             node.undelivered(in_hand, life.address, Cause.ABANDONED)

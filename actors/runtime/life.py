@@ -1,7 +1,7 @@
 """This file is one life of one actor: its turns on the event loop, from start to death.
 
-It does not know supervision: it reports its end to the node, once. A turn handles a bounded number
-of messages and then lets others run; a handler that waits gives its turn back by itself. Messages
+It does not know supervision: it reports its end to the node, once. A turn is bounded in messages
+and in time and then lets others run; a handler that waits gives its turn back by itself. Messages
 of one kind that follow each other in a turn are a run: timed and recorded together, which costs the
 single message no more than a comparison.
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 DETAIL_CHARS_MAX = 500
 TRACE_LINES_MAX = 12
+TURN_S = 0.005  # so long may a turn be, and one message more
 HANDLED, USER = int(Event.HANDLED), int(Lane.USER)  # bound once: a record is made in each turn
 
 
@@ -244,6 +245,7 @@ class Life:
         time = self.time
         handlers = self.handlers
         kind: Any = None  # of the messages that are a run
+        until_s = time() + TURN_S
         try:
             for _ in range(node.turn_max):
                 if self.is_dead:
@@ -293,6 +295,8 @@ class Life:
                 self.current = None
                 if node.checks:
                     self._check()
+                if now_s >= until_s:
+                    break
             self.loop.call_soon(self.turn)
         finally:
             if kind is not None and self.task is None:

@@ -2,7 +2,7 @@
 
 It does not know actors or supervisors: `Events` hears of a node's death once. Laws: at most one
 incarnation of a node lives; its death is told once, after its links are fenced; a root whose own
-loop lags accuses nobody; killing waits for nothing.
+loop lags accuses nobody, and nobody is accused who had no core; killing waits for nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 import msgspec
 
 from actors.runtime import spec
+from actors.runtime.cores import OwnProcess, Use, is_starved
 from actors.runtime.launch import Launched, Launcher, LaunchFailed
 from actors.runtime.node import START_PATIENCE, Node
 from messages.system import Beat, Cause, Halt, NodeDown, NodeUp, Reason
 
 HELLO_S = 15.0  # from the launch to the link
 HALT_S = 2.0  # from `Halt` to the kill
+ENOUGH = 0.25  # of `hang_s`: with so much of a core a loop that turns would have been heard
+STARVED_PATIENCE = 20.0  # without it, a node may be silent for so many times `hang_s`
 LOST_LINK_S = 0.05  # for the launcher's news of a death to overtake the link's
 
 
@@ -37,6 +40,7 @@ class Outpost:
         self.is_known = False  # has been given some: its death must be told
         self.beat_s = 0.0
         self.lag_s = 0.0
+        self.use: Use | None = None  # of the cores, when it was first missed
         self.verdict: Reason | None = None  # why we killed it
         self.is_suspect = False  # a link to it is lost
         self.lock = asyncio.Lock()
@@ -208,10 +212,26 @@ class Nodes:
             return
         now_s = self.root.time()
         for name, outpost in self.outposts.items():
-            patience_s = hang_s * (START_PATIENCE if self.root.starting.get(name) else 1.0)
-            if outpost.is_ready and now_s - outpost.beat_s > patience_s:
-                detail = f"the loop of node {name} made no progress for {patience_s:g} s"
+            silent_s = now_s - outpost.beat_s
+            if not outpost.is_ready or silent_s < 2 * self.root.boot.heartbeat_s:
+                outpost.use = None
+                continue
+            factor = START_PATIENCE if self.root.starting.get(name) else 1.0
+            if silent_s < hang_s * STARVED_PATIENCE and self._is_starved(outpost):
+                assert self.root.transport is not None
+                self.root.transport.be_patient(name, factor)  # its link hears as little
+            elif silent_s > hang_s * factor:
+                detail = f"the loop of node {name} made no progress for {hang_s * factor:g} s"
                 self.kill(name, Reason(Cause.HUNG, detail))
+
+    def _is_starved(self, outpost: Outpost) -> bool:
+        """Silent since two heartbeats for want of a core."""
+        if not isinstance(outpost.launched, OwnProcess):
+            return False
+        now = outpost.launched.use()
+        if outpost.use is None:
+            outpost.use = now
+        return is_starved(outpost.use, now, ENOUGH * self.root.boot.hang_s)
 
     def _exited(self, name: str, incarnation: int, reason: Reason) -> None:
         outpost = self.outposts[name]

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from actors.runtime import flight, recorder
+from actors.runtime.cores import Use, use_of
 from actors.runtime.launch import LaunchFailed, Preload
 from messages.system import Cause, NodeBoot, Reason
 
@@ -108,6 +109,10 @@ class ChildProcess:
                 os.write(self.boot_fd, data)
             os.close(self.boot_fd)
             self.boot_fd = None
+
+    def use(self) -> Use:
+        """What it has had of the cores."""
+        return use_of(self.pid)
 
     def kill(self) -> None:
         """Ends the child and all in its process group now. Waits for nothing; idempotent."""

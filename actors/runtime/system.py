@@ -19,6 +19,7 @@ import structlog
 
 from actors.runtime import spec
 from actors.runtime.actor import Actor
+from actors.runtime.child import SWITCH_S
 from actors.runtime.clock import rng_for
 from actors.runtime.fabric import Fabric, fabric_for
 from actors.runtime.launch import LaunchFailed, Preload, Prepare
@@ -178,6 +179,12 @@ class System:
     def _gave_up(self, reason: Reason) -> None:
         if not self._ended.done():
             self._ended.set_result(reason)
+
+    def freeze(self) -> None:
+        """To be called once started, where this process is the system's alone: the root's loop is
+        the one that sees deaths, and nothing may hold it up for long."""
+        sys.setswitchinterval(SWITCH_S)
+        self.node.host.freeze()
 
     # Looking
 

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from actors.runtime.cores import Use
 from actors.runtime.launch import LaunchFailed
 from actors.runtime.simloop import SimLoop
 from actors.runtime.simulation import SimFabric
@@ -58,6 +59,34 @@ async def test_a_node_whose_loop_makes_no_progress_is_killed_as_hung() -> None:
         assert pulse is not None
         pulse.cancel()
         await asyncio.sleep(5)
+        assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.HUNG), ("up", 2)]
+
+
+async def test_a_node_that_is_silent_for_want_of_a_core_is_spared_until_it_has_had_one() -> None:
+    async with play(tree(child("c", node="n"), child("a", "Caller")), "n") as p:
+        p.tell("a", Watch("c"))
+        await asyncio.sleep(0.1)
+        launched = p.fabric.nodes["n"]
+        had = Use(all_s=1.0, loop_s=1.0, wants=True, loop_wants=True)
+        launched.use = lambda: had  # type: ignore[attr-defined]
+        assert launched.node._pulse is not None
+        launched.node._pulse.cancel()
+        await asyncio.sleep(10)
+        assert p.actor("a").seen == [("up", 1)]
+        had = Use(all_s=9.0, loop_s=9.0, wants=True, loop_wants=True)
+        await asyncio.sleep(2)
+        assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.HUNG), ("up", 2)]
+
+
+async def test_a_node_that_is_starved_for_too_long_is_killed_all_the_same() -> None:
+    async with play(tree(child("c", node="n"), child("a", "Caller")), "n") as p:
+        p.tell("a", Watch("c"))
+        await asyncio.sleep(0.1)
+        launched = p.fabric.nodes["n"]
+        launched.use = lambda: Use(wants=True, loop_wants=True)  # type: ignore[attr-defined]
+        assert launched.node._pulse is not None
+        launched.node._pulse.cancel()
+        await asyncio.sleep(100)
         assert p.actor("a").seen == [("up", 1), ("down", 1, Cause.HUNG), ("up", 2)]
 
 
