@@ -1,7 +1,7 @@
 """This file breaks the processes of a real server under load, and compares every stream with the
 undisturbed run, token by token.
 
-    python -m bench.chaos --streams 200 --ways kill:50
+    python -m bench.chaos --streams 200 --ways kill:30,stop:10,spin:5,memory:5
     python -m bench.chaos --roles worker --ways kill:3,stop:3 --model smol.gguf --hot-spare
     python -m bench.chaos --journal faults.jsonl     # goes on where that run ended; shows all
 
@@ -12,12 +12,16 @@ met have gone on: one stream may meet several, and each of them counts it. Ways:
 loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
 (one that fails on the GPU: the worker's process can't use that any more).
 
-Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router).
-The gateway is with the root here, as in `Engine`: its death is that of its connections. A role is
-not struck before it has its process in reserve, but with --unready.
+Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router),
+gateway. The root does nothing but supervise, as where a server is deployed. Where `gateway` is
+broken, clients of its connections come back with the last event that they have; without that role
+(`--roles worker,engine,front`) nobody does. A role is not struck before it has its process in
+reserve, but with --unready.
 
-Figures: streams equal to the undisturbed run, and errors a client saw; `seen`: until the root knew,
-by its log; `next`: until the first token from the new process; `all`: the same of every stream.
+Figures: streams equal to the undisturbed run; `went on`: those that got tokens from after the
+fault (the others had all theirs in a socket by then); errors a client saw; `seen`: from the fault
+until the root had told everybody, by its log; `next`: until the first token after the
+fault's; `all`: the same of every stream.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import argparse
 import asyncio
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import random
@@ -33,21 +38,23 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.chaos_load import Load, Plan, Stream, plans
 from bench.chaos_server import Server
-from bench.client import Client
+from bench.client import CUT, Client
 from bench.fused import GO_WRONG
 from bench.report import Report, percentile
 from bench.serve import first_model
 
 ROLES = {"worker": "replica/worker", "engine": "replica/scheduler", "front": "tokenizer"}
+GATEWAY = "gateway"  # the role and its actor
+PATHS = {**ROLES, GATEWAY: GATEWAY}
 WAYS = ("kill", "stop", "spin", "deadlock", "memory", "assert")
 ONLY_WORKER = ("deadlock", "assert")
-DEFAULT_WAYS = "kill:50,stop:4,spin:4,memory:4,deadlock:4"
+DEFAULT_WAYS = "kill:30,stop:10,spin:5,memory:5,deadlock:5"
 PATIENCE_S = 60.0
 POLL_S = 0.005
 AHEAD_LEN = 20  # tokens, at most, from now to the next fault
@@ -68,19 +75,22 @@ class Struck(NamedTuple):
 
 
 class Met(NamedTuple):
-    """A fault whose streams may not have ended yet."""
+    """A fault whose streams may not have ended yet. `cut`: those that lost their connection by it,
+    though that is none of the gateway's business."""
 
     struck: Struck
     streams: list[Stream]
+    cut: list[Stream]
 
     @property
     def is_over(self) -> bool:
         return all(stream.is_equal is not None for stream in self.streams)
 
     def outcome(self) -> Struck:
+        errors = {stream.error for stream in self.streams if stream.error}
         return self.struck._replace(
-            equal=sum(stream.is_equal is True for stream in self.streams),
-            errors=tuple(sorted({stream.error for stream in self.streams if stream.error})),
+            equal=sum(s.is_equal is True and s not in self.cut for s in self.streams),
+            errors=tuple(sorted(errors | ({CUT} if self.cut else set()))),
         )
 
 
@@ -125,7 +135,7 @@ class Chaos:
     async def strike(self, role: str, way: str) -> Met:
         """One fault, until all streams that it met have ended or gone on. They may end later."""
         _, body = await self.client.get("/actors")
-        (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == ROLES[role]]
+        (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == PATHS[role]]
         if self.waits:
             await until(time.monotonic() + PATIENCE_S, lambda: self.is_reserved(role))
         self.log.news()
@@ -140,11 +150,13 @@ class Chaos:
                     seen_s = seen_s or at_s(line)
                 elif line["peer"] == role and line["event"] == "node up":
                     up_s = at_s(line)
+        after: tuple[float, ...] = ()
         if up_s is not None:
-            at = up_s
-            await until(until_s, lambda: all(is_past(s, at) for s in self.all_of(met)))
-        resumed = [first_after(stream, up_s) for stream in met] if up_s is not None else []
-        after = tuple(sorted(at - struck_s for at in resumed if at is not None))
+            await self.back(until_s)
+            ready_s = time.time()
+            await until(until_s, lambda: all(is_past(s, ready_s) for s in self.all_of(met)))
+            went_on = [stream for stream in met if first_after(stream, ready_s) is not None]
+            after = tuple(sorted(resumed_s(s.times, struck_s, ready_s) - struck_s for s in went_on))
         struck = Struck(
             role,
             way,
@@ -156,7 +168,16 @@ class Chaos:
             0,
             (),
         )
-        return Met(struck, met)
+        cut = [stream for stream in met if any(at > struck_s for at in stream.breaks)]
+        return Met(struck, met, [] if role == GATEWAY else cut)
+
+    async def back(self, until_s: float) -> None:
+        """Until all parts are in service, not only their processes, or time is up."""
+        status = 0
+        while status != 200 and time.monotonic() < until_s:
+            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(OSError, TimeoutError, ValueError):
+                status, _ = await self.client.get("/health")
 
     def is_reserved(self, role: str) -> bool:
         self.log.news()
@@ -168,15 +189,18 @@ class Chaos:
     async def _fault(self, pid: int, way: str) -> tuple[float, list[Stream]]:
         """Waits for its event. Gives when it was, and which streams had begun and not ended."""
         drawn = self.rng.choice(list(self.load.open.values()))
-        place = drawn.place
         after_len = drawn.ids_len + self.rng.randint(1, AHEAD_LEN)
-        if after_len >= self.load.asked[place].max_tokens:
-            after_len = self.rng.randint(1, AHEAD_LEN)  # of the stream that comes next there
+        passes = None
+        if after_len >= self.load.asked[drawn.place].max_tokens:
+            # Of the stream that comes next there.
+            passes, after_len = drawn, self.rng.randint(1, AHEAD_LEN)
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         met: list[Stream] = []
 
         def heard(stream: Stream) -> None:
-            if stream.place != place or stream.ids_len != after_len or done.done():
+            if stream.place != drawn.place or stream is passes or done.done():
+                return
+            if stream.ids_len < after_len:  # one event may bring several tokens
                 return
             assert is_child(pid, self.server.process.pid), f"{pid} is none of the server's"
             met.extend(one for one in self.load.open.values() if one.is_equal is None)
@@ -207,6 +231,16 @@ def first_after(stream: Stream, at: float) -> float | None:
     return next((t for t in stream.times if t > at), None)
 
 
+def resumed_s(times: Sequence[float], struck_s: float, ready_s: float) -> float:
+    """When a stream that went on got the first token from after the fault. Some from before may
+    come later than the fault: it is the end of the longest silence that had begun when all parts
+    were back."""
+    known = [max((at for at in times if at <= struck_s), default=struck_s)]
+    known += [at for at in times if at > struck_s]
+    silences = [(b - a, b) for a, b in itertools.pairwise(known) if a <= ready_s]
+    return max(silences)[1]
+
+
 def is_child(pid: int, parent: int) -> bool:
     """Nobody else's process is ever harmed, also where a pid was given again."""
     try:
@@ -224,7 +258,7 @@ def wanted(roles: str, ways: str) -> list[tuple[str, str]]:
     left: dict[str, list[str]] = {role: [] for role in roles.split(",")}
     for word in ways.split(","):
         way, _, count = word.partition(":")
-        if way not in WAYS or not set(left) <= set(ROLES):
+        if way not in WAYS or not set(left) <= set(PATHS):
             raise ValueError(f"no such role or way: {roles} {word}")
         for role, faults in left.items():
             if role == "worker" or way not in ONLY_WORKER:
@@ -264,7 +298,8 @@ async def break_all(
 ) -> int:
     """Strikes one fault after the other, telling `took` of each. Gives how many of all streams were
     not equal."""
-    load = Load(server.url, await first_model(Client(server.url)), asked)
+    comes_back = any(role == GATEWAY for role, _ in faults)
+    load = Load(server.url, await first_model(Client(server.url)), asked, comes_back=comes_back)
     begin_s = time.monotonic()
     same = await load.learn()
     took_s = (time.monotonic() - begin_s) / 2
@@ -297,6 +332,7 @@ def show(results: list[Struck], *, as_json: bool, **facts: Any) -> int:
     for (role, way), mine in sorted(rows.items()):
         found: dict[str, Any] = {"role": role, "way": way, "faults": len(mine)}
         found["streams"] = sum(one.count for one in mine)
+        found["went on"] = sum(len(one.all_s) for one in mine)
         found["equal"] = sum(one.equal for one in mine)
         found["errors"] = "; ".join(sorted({error for one in mine for error in one.errors}))[:80]
         for name, values in (
@@ -307,8 +343,7 @@ def show(results: list[Struck], *, as_json: bool, **facts: Any) -> int:
             for share in (0.5, 0.99):
                 ms = [1000 * value for value in values if value is not None]
                 found[f"{name} p{share * 100:.0f} ms"] = percentile(ms, share)
-            if None in values:
-                found["never seen or up"] = sum(value is None for value in values)
+        found["not seen or not up"] = sum(one.seen_s is None or one.up_s is None for one in mine)
         report.add(**found)
     report.close()
     return sum(one.count - one.equal for one in results)
@@ -318,7 +353,8 @@ async def main_async(found: argparse.Namespace) -> int:
     asked = plans(found.streams, found.tokens)
     done = done_before(found.journal)
     faults = left_of(wanted(found.roles, found.ways), done)
-    words = ["--spare-after", "1", *(["--hot-spare"] if found.hot_spare else [])]
+    words = ["--spare-after", "1", "--resume-streams-max", "1024"]
+    words += [*(["--hot-spare"] if found.hot_spare else []), *found.words]
     wrong = 0
 
     def took(one: Struck) -> None:
@@ -327,7 +363,8 @@ async def main_async(found: argparse.Namespace) -> int:
             with found.journal.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(one._asdict()) + "\n")
         print(
-            f"{len(done):4} {one.role:7} {one.way:9} {one.equal}/{one.count} equal  "
+            f"{len(done):4} {one.role:7} {one.way:9} {one.equal}/{one.count} equal, "
+            + f"{len(one.all_s)} went on  "
             + "  ".join(
                 f"{name} {value * 1000:.0f} ms" if value is not None else f"{name} never"
                 for name, value in (("seen", one.seen_s), ("up", one.up_s), ("next", one.next_s))
@@ -338,8 +375,10 @@ async def main_async(found: argparse.Namespace) -> int:
 
     if faults:
         with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
-            server = Server(found.model, folder, found.threads, *words)
+            folder = found.folder or Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+            )
+            server = Server(found.model, folder, found.threads, *words, apart=True)
             stack.enter_context(server)
             await asyncio.to_thread(server.wait_ready)
             rng = random.Random(f"{found.seed}/{len(done)}")
@@ -354,16 +393,18 @@ def main(words: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("words", nargs="*", help="for the server, after --")
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=100, help="at most, of one stream")
-    parser.add_argument("--roles", default=",".join(ROLES))
+    parser.add_argument("--roles", default=",".join(PATHS))
     parser.add_argument("--ways", default=DEFAULT_WAYS, help="way:times for each role")
     parser.add_argument("--hot-spare", action="store_true", help="as of the server")
     parser.add_argument("--unready", action="store_true", help="strike without one in reserve")
     parser.add_argument(
         "--journal", type=Path, help="a line for each fault; those are not repeated"
     )
+    parser.add_argument("--folder", type=Path, help="keeps the server's logs, and its model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -2,7 +2,8 @@
 each compared token by token with what the undisturbed server said.
 
 It knows HTTP only. A plan (prompt, length, seed) says the same thing every time it is asked; each
-place asks its own plan again and again.
+place asks its own plan again and again. Where the process that holds the connections is broken too,
+clients come back with the last event that they have (`docs/streams.md`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.client import Client, Connection, Outcome
+from bench.client import CUT, Client, Connection, Outcome
 
 WORDS = "house room letter door window stair lamp table river stone cloud".split()
 CONNECT_AGAIN_S = 0.05
@@ -65,15 +66,20 @@ class Stream:
     def __init__(self, place: int) -> None:
         self.place = place
         self.ids_len = 0
+        self.told_len = 0  # of these, by the connection that it has now
         self.times: list[float] = []  # of each event that carried tokens
         self.is_equal: bool | None = None  # known at its end
         self.error: str | None = None
+        self.breaks: list[float] = []  # when its connection was lost
 
 
 class Load:
     """All places. `heard` is called whenever a stream has got tokens."""
 
-    def __init__(self, url: str, model: str, asked: list[Plan]) -> None:
+    def __init__(
+        self, url: str, model: str, asked: list[Plan], *, comes_back: bool = False
+    ) -> None:
+        self.comes_back = comes_back
         self.client = Client(url)
         self.model = model
         self.asked = asked
@@ -96,8 +102,17 @@ class Load:
         assert not failed, failed[0]
         return [spoken(outcome) for outcome in found]
 
-    async def _ask(self, plan: Plan, heard: Callable[[Connection], None] | None = None) -> Outcome:
-        return await self.client.stream("/v1/completions", plan.body(self.model), heard)
+    async def _ask(
+        self,
+        plan: Plan,
+        heard: Callable[[Connection], None] | None = None,
+        event_id: str = "",
+    ) -> Outcome:
+        headers = {"Last-Event-ID": event_id} if event_id else {}
+        if self.comes_back and not event_id:
+            headers = {"X-Stream-Resume": "1"}
+        body = plan.body(self.model)
+        return await self.client.stream("/v1/completions", body, heard, headers)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(place)) for place in range(len(self.asked))]
@@ -113,15 +128,26 @@ class Load:
             stream = self.open[place] = Stream(place)
 
             def heard(connection: Connection, stream: Stream = stream) -> None:
-                if len(connection.ids) > stream.ids_len:
-                    stream.ids_len = len(connection.ids)
+                if len(connection.ids) > stream.told_len:
+                    stream.ids_len += len(connection.ids) - stream.told_len
+                    stream.told_len = len(connection.ids)
                     stream.times.append(time.time())
                     if self.heard is not None:
                         self.heard(stream)
 
-            outcome = await self._ask(self.asked[place], heard)
+            plan = self.asked[place]
+            outcome = await self._ask(plan, heard)
+            parts = [spoken(outcome)]
+            event_id = outcome.event_id
+            while self.comes_back and is_broken(outcome):
+                stream.breaks.append(time.time())
+                await asyncio.sleep(CONNECT_AGAIN_S)
+                stream.told_len = 0
+                outcome = await self._ask(plan, heard, event_id)
+                event_id = outcome.event_id or event_id
+                parts.append(spoken(outcome))
             stream.error = outcome.error
-            stream.is_equal = spoken(outcome) == self.right[place]
+            stream.is_equal = joined(parts) == self.right[place]
             self.ended.append(stream)
             if outcome.error:
                 await asyncio.sleep(CONNECT_AGAIN_S)  # it may not be listening
@@ -129,6 +155,17 @@ class Load:
     def take_ended(self) -> list[Stream]:
         found, self.ended = self.ended, []
         return found
+
+
+def is_broken(outcome: Outcome) -> bool:
+    """The connection was lost, or nobody listens, or not yet: nothing that the request led to."""
+    return outcome.finish is None and (outcome.status in (0, 503) or outcome.error == CUT)
+
+
+def joined(parts: list[Spoken]) -> Spoken:
+    """What the connections of one stream have said together."""
+    ids = tuple(token for part in parts for token in part.ids)
+    return Spoken(ids, "".join(part.text for part in parts), parts[-1].finish)
 
 
 def spoken(outcome: Outcome) -> Spoken:

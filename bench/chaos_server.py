@@ -1,6 +1,7 @@
 """This file is the server that `bench/chaos.py` breaks: the real one, with fuses in its rooms.
 
-It is run as `python -m bench.chaos_server serve ...`.
+It is run as `python -m bench.chaos_server serve ...`; with `--apart` before that, the gateway has a
+process of its own, else it is with the root, as in `Engine`.
 """
 
 from __future__ import annotations
@@ -25,37 +26,44 @@ FUSED = {
     "scheduler": "bench.fused.scheduler:FusedScheduler",
     "tokenizer": "bench.fused.tokenizer:FusedTokenizer",
 }
+FUSED_GATEWAY = "bench.fused.gateway:FusedGateway"
+APART = "--apart"
 # Faults that follow each other within seconds are each judged by itself, as rare ones would be; how
 # many deaths are too many is tested elsewhere.
 WINDOW_S = 1.0
 
 
-def fused(branch: spec.Supervisor) -> spec.Supervisor:
+def fused(branch: spec.Supervisor, *, apart: bool) -> spec.Supervisor:
     children = tuple(
-        fused(child)
-        if isinstance(child, spec.Supervisor)
-        else msgspec.structs.replace(
-            child,
-            factory=FUSED.get(child.name, child.factory),
-            # The gateway beside the root: what is broken are the parts behind it.
-            node="main" if child.name in ("gateway", "metrics") else child.node,
-        )
+        fused(child, apart=apart) if isinstance(child, spec.Supervisor) else placed(child, apart)
         for child in branch.children
     )
     return msgspec.structs.replace(branch, children=children, window_s=WINDOW_S)
 
 
-def main() -> int:
+def placed(child: spec.Child, apart: bool) -> spec.Child:
+    """With its fuse. What holds the connections is not in one process with what is broken."""
+    node, factory = child.node, FUSED.get(child.name, child.factory)
+    if child.name == "metrics":
+        node = "main"
+    elif child.name == "gateway":
+        node, factory = ("gateway", FUSED_GATEWAY) if apart else ("main", child.factory)
+    return msgspec.structs.replace(child, factory=factory, node=node)
+
+
+def main(words: list[str]) -> int:
     import app
 
+    apart = APART in words
     build = tree.build
 
     def build_fused(config: Any) -> Any:
         root, nodes = build(config)
-        return fused(root), nodes
+        own = (spec.Node(name="gateway", kind=spec.NodeKind.PROCESS),) if apart else ()
+        return fused(root, apart=apart), (*nodes, *own)
 
     tree.build = build_fused  # what `actors.run` calls
-    return app.main(sys.argv[1:])
+    return app.main([word for word in words if word != APART])
 
 
 class Server:
@@ -68,6 +76,7 @@ class Server:
         threads: int,
         *words: str,
         module: str = "bench.chaos_server",
+        apart: bool = False,
     ) -> None:
         if not model:
             from tests.house.tiny import make_model
@@ -79,7 +88,8 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self.output = folder / "server.txt"
         self.log_dir = folder / "logs"
-        command = [sys.executable, "-m", module, "serve", "--model", model]
+        command = [sys.executable, "-m", module, *([APART] if apart else [])]
+        command += ["serve", "--model", model]
         command += ["--port", str(port), "--log-dir", str(folder / "logs"), "--dtype", "float32"]
         command += ["--threads", str(threads), "--kv-tokens", "131072", "--max-running", "256"]
         command += ["--front-ends", "1", "--log-file-bytes", str(1 << 30), *words]
@@ -110,4 +120,4 @@ class Server:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

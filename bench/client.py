@@ -38,6 +38,7 @@ class Chunk(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw()
 
 
+CUT = "the connection was cut"
 DECODER = msgspec.json.Decoder(Chunk)
 
 
@@ -55,6 +56,7 @@ class Outcome(NamedTuple):
     ids: tuple[int, ...] = ()
     status: int = 0
     headers: Mapping[bytes, bytes] = {}
+    event_id: str = ""  # the last, to come back with
 
 
 class Response:
@@ -136,6 +138,7 @@ class Connection(asyncio.Protocol):
         self.usage = Usage()
         self.finish: str | None = None
         self.error: str | None = None
+        self.event_id = ""  # of the last event that carried one, to come back with
         self.body = b""
         self.transport: asyncio.Transport | None = None
 
@@ -157,14 +160,19 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         # A body without a length ends so; any other was cut.
-        whole = self.response.status and b"content-length" not in self.response.headers
-        self._end(None if whole and exc is None else "the connection was cut")
+        headers = self.response.headers
+        whole = self.response.status and not (
+            b"content-length" in headers or b"transfer-encoding" in headers
+        )
+        self._end(None if whole and exc is None else CUT)
 
     def _take_events(self) -> None:
         *events, self.body = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
             for line in event.split(b"\n"):
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                if line.startswith(b"id:"):
+                    self.event_id = line[3:].strip().decode("ascii")
+                elif line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
                     self._take_chunk(DECODER.decode(line[5:]))
 
     def _take_chunk(self, chunk: Chunk) -> None:
@@ -206,6 +214,7 @@ class Client:
         path: str,
         body: dict[str, object],
         heard: Callable[[Connection], None] | None = None,
+        headers: Mapping[str, str] = {},
     ) -> Outcome:
         """POSTs `body` and reads events to the end. Never raises for what the server does. `heard`
         is called after each event."""
@@ -215,7 +224,7 @@ class Client:
         error = None
         try:
             async with asyncio.timeout(self.timeout_s):
-                connection = await self._open("POST", path, content)
+                connection = await self._open("POST", path, content, headers)
                 connection.heard = heard
                 await connection.done
         except TimeoutError:
@@ -243,6 +252,7 @@ class Client:
             tuple(connection.ids),
             connection.response.status,
             connection.response.headers,
+            connection.event_id,
         )
 
     async def get(self, path: str) -> tuple[int, bytes]:
@@ -254,13 +264,16 @@ class Client:
             raise ValueError(connection.error)
         return connection.response.status, connection.body
 
-    async def _open(self, method: str, path: str, content: bytes) -> Connection:
+    async def _open(
+        self, method: str, path: str, content: bytes, headers: Mapping[str, str] = {}
+    ) -> Connection:
         host = self.url.hostname or "127.0.0.1"
         secure = self.url.scheme == "https"
         port = self.url.port or (443 if secure else 80)
         head = f"{method} {self.base}{path} HTTP/1.1\r\nHost: {self.url.netloc}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
         head += f"Authorization: Bearer {self.key}\r\n" if self.key else ""
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         head += "Connection: close\r\n\r\n"
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.client import Client, Response
+from bench.client import CUT, Client, Response
 
 EVENTS = (
     b'data: {"choices":[{"text":"a"}]}\n\n'
@@ -115,7 +115,17 @@ async def test_a_stream_that_is_cut_is_an_error() -> None:
     answer = head(b"Content-Type: text/event-stream", b"Content-Length: 10000")
     async with answering(answer, EVENTS) as (url, _):
         outcome = await Client(url).stream("/v1/completions", {})
-    assert outcome.error == "the connection was cut"
+    assert outcome.error == CUT
+
+
+async def test_a_chunked_stream_without_its_last_chunk_was_cut_after_the_event_that_came() -> None:
+    answer = head(b"Content-Type: text/event-stream", b"Transfer-Encoding: chunked")
+    events = b'id: 1.a\ndata: {"choices":[{"text":"x"}]}\n\nid: 1.b\ndata: {"choices"'
+    async with answering(answer, b"%x\r\n%s\r\n" % (len(events), events)) as (url, heard):
+        headers = {"Last-Event-ID": "1.z"}
+        outcome = await Client(url).stream("/v1/completions", {}, headers=headers)
+    assert (outcome.error, outcome.text, outcome.event_id) == (CUT, "x", "1.a")
+    assert b"\r\nLast-Event-ID: 1.z\r\n" in heard[0]
 
 
 async def test_an_error_status_is_an_error_with_its_text() -> None:
