@@ -45,7 +45,8 @@ class Child(NamedTuple):
 
 
 class Restarts:
-    """The memory of one supervisor."""
+    """The memory of one supervisor, over all its lives: one that was restarted because it gave up
+    gives up again with the next death, while the window lasts."""
 
     def __init__(
         self,
@@ -69,6 +70,10 @@ class Restarts:
         self.rng = rng
         self.finished: set[str] = set()  # ended for good: not restarted by a sibling's death
         self.times: deque[float] = deque()  # of restarts within the window
+
+    def begin_again(self) -> None:
+        """All children are started."""
+        self.finished.clear()
 
     def died(self, dead: Collection[str], abnormal: Collection[str], now_s: float) -> Decision:
         """Decides for children that died together; `abnormal` are those that didn't just stop.

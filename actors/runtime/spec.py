@@ -37,7 +37,8 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
 
 class Supervisor(msgspec.Struct, frozen=True, kw_only=True):
     """Children in start order; stopped in reverse. More than `restarts_max` restarts within
-    `window_s` seconds and it gives up: its children are stopped and its own supervisor decides."""
+    `window_s` seconds and it gives up: its children are stopped and its own supervisor decides. The
+    seconds in which children are being restarted don't count."""
 
     name: str
     children: tuple[Child | Supervisor, ...]

@@ -10,7 +10,7 @@ when a supervisor gives up, all its children are stopped before its own supervis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from actors.runtime import spec
@@ -102,15 +102,17 @@ class Branch:
         self._is_gathering = False
         self._tasks: dict[asyncio.Task[None], None] = {}  # ordered, unlike a set of objects
         self._busy: set[str] = set()  # children of a restart that is under way
+        self._busy_since_s = 0.0
+        self._busy_s = 0.0  # in all, before that
 
     # Start and stop
 
     async def start(self, stage: Stage) -> None:
         """Starts all children in order. Raises StartFailed, with those started stopped again."""
-        self.restarts = stage.restarts_for(self)
+        self.restarts.begin_again()
         self.is_alive = True
         self._dead.clear()
-        self._busy |= set(self.children)  # who dies meanwhile is judged when all are through
+        self._begin(self.children)  # who dies meanwhile is judged when all are through
         try:
             if self.spec.starts_together:
                 await self._start_together(stage)
@@ -121,7 +123,7 @@ class Branch:
             await self.stop(stage, Reason(Cause.STOPPED, "a sibling did not start"))
             raise
         finally:
-            self._busy.clear()
+            self._through(self.children)
         self._judge_soon()
 
     async def _start_together(self, stage: Stage) -> None:
@@ -140,6 +142,7 @@ class Branch:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._begin(self.children)  # until it is started again
         for child in reversed(self.children.values()):
             await child.stop(stage, reason)
 
@@ -164,8 +167,26 @@ class Branch:
         names = self.restarts.affected({name})
         if not self.is_alive or self._busy or not self.children[name].is_alive:
             return
-        self._busy |= set(names)
+        self._begin(names)
         self._spawn(self._again(Again(tuple(reversed(names)), names, 0.0)))
+
+    def _begin(self, names: Iterable[str]) -> None:
+        if not self._busy:
+            self._busy_since_s = self.stage.loop.time()
+        self._busy |= set(names)
+
+    def _through(self, names: Iterable[str]) -> None:
+        if self._busy:
+            self._busy -= set(names)
+            if not self._busy:
+                self._busy_s += self.stage.loop.time() - self._busy_since_s
+
+    def _up_s(self) -> float:
+        """A clock that stands while somebody is stopped and started. What takes a minute to start
+        and dies at once would not be a storm by any other: none would have many deaths in a
+        window."""
+        now_s = self._busy_since_s if self._busy else self.stage.loop.time()
+        return now_s - self._busy_s
 
     def _judge_soon(self) -> None:
         if self._dead and self.is_alive and not self._is_gathering:
@@ -185,7 +206,7 @@ class Branch:
         if not ready:
             return
         abnormal = {n for n, r in ready.items() if r.cause is not Cause.STOPPED}
-        decision = self.restarts.died(ready, abnormal, self.stage.loop.time())
+        decision = self.restarts.died(ready, abnormal, self._up_s())
         self.stage.log.warning(
             "died", supervisor=self.path or "root", dead=sorted(ready), decision=repr(decision)
         )
@@ -193,7 +214,7 @@ class Branch:
             case Leave():
                 self._settle(ready)
             case Again():
-                self._busy |= {*decision.stops, *decision.starts}
+                self._begin((*decision.stops, *decision.starts))
                 self._spawn(self._again(decision))
             case GiveUp():
                 last = next(iter(ready.values()))
@@ -237,7 +258,7 @@ class Branch:
                     if self.spec.strategy is not Strategy.ONE_FOR_ONE:
                         break  # those after it depend on it: the next judgement covers them
         finally:
-            self._busy -= {*decision.stops, *decision.starts}
+            self._through((*decision.stops, *decision.starts))
         self._judge_soon()
 
     async def _give_up(self, decision: GiveUp, last: Reason) -> None:

@@ -94,6 +94,36 @@ async def test_restarts_in_a_quiet_time_are_forgotten() -> None:
         assert (p.incarnation("a"), p.state("a")) == (7, "running")
 
 
+async def test_what_is_slow_to_start_and_dies_at_once_is_given_up_as_well() -> None:
+    slow = {"settings": Settings(start_s=20.0)}
+    async with play(tree(child("a", arguments=slow), restarts_max=2, window_s=10)) as p:
+        for incarnation in (1, 2, 3):
+            assert (p.incarnation("a"), p.state("a")) == (incarnation, "running")
+            await p.crash("a", 25)
+        assert (await p.system.wait()).detail.startswith("3 deaths within 10 s in root")
+
+
+async def test_the_time_in_which_a_sibling_starts_is_not_a_quiet_one() -> None:
+    slow = {"settings": Settings(start_s=8.0)}
+    root = tree(child("a"), child("b", arguments=slow), restarts_max=2, window_s=10)
+    async with play(root) as p:
+        await p.crash("b", 1)
+        await p.crash("a", 11)  # 4 of them with all up
+        await p.crash("b", 11)
+        assert (await p.system.wait()).cause is Cause.CRASHED
+
+
+async def test_a_storm_in_a_branch_ends_the_system_within_the_restarts_of_both() -> None:
+    branch = Supervisor(name="g", children=(child("a"),), restarts_max=3)
+    deaths = 0
+    async with play(tree(branch, child("c"), restarts_max=2)) as p:
+        while p.system.local("c") is not None and deaths < 100:
+            deaths += 1
+            await p.crash("g/a", 1.5)
+        await p.system.wait()
+    assert deaths == 3 + 2 + 1
+
+
 async def test_a_branch_that_gives_up_is_restarted_by_its_own_supervisor() -> None:
     branch = Supervisor(name="g", children=(child("a"), child("b")), restarts_max=1, window_s=60)
     async with play(tree(branch, child("c"))) as p:
