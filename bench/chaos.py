@@ -134,12 +134,16 @@ class Chaos:
 
     async def strike(self, role: str, way: str) -> Met:
         """One fault, until all streams that it met have ended or gone on. They may end later."""
-        _, body = await self.client.get("/actors")
-        (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == PATHS[role]]
-        if self.waits:
-            await until(time.monotonic() + PATIENCE_S, lambda: self.is_reserved(role))
-        self.log.news()
-        struck_s, met = await self._fault(pid, way)
+        fault = None
+        while fault is None:
+            if self.waits:
+                await until(time.monotonic() + PATIENCE_S, lambda: self.is_reserved(role))
+            _, body = await self.client.get("/actors")
+            (pid,) = [row["pid"] for row in json.loads(body) if row["path"] == PATHS[role]]
+            self.log.news()
+            with contextlib.suppress(ProcessLookupError):  # it died by itself meanwhile
+                fault = await self._fault(pid, way)
+        struck_s, met = fault
         seen_s: float | None = None
         up_s: float | None = None
         until_s = time.monotonic() + PATIENCE_S
@@ -202,7 +206,9 @@ class Chaos:
                 return
             if stream.ids_len < after_len:  # one event may bring several tokens
                 return
-            assert is_child(pid, self.server.process.pid), f"{pid} is none of the server's"
+            if not is_child(pid, self.server.process.pid):
+                done.set_exception(ProcessLookupError(pid))
+                return
             met.extend(one for one in self.load.open.values() if one.is_equal is None)
             send = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}.get(way) or GO_WRONG[way]
             done.set_result(time.time())
