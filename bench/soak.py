@@ -4,7 +4,7 @@ sees whether anything grows.
 It knows the server from outside: HTTP, signals, its processes. The load: streams that are compared
 token by token with the undisturbed run, clients that leave in the middle of a stream, requests that
 are refused. What lives through it all is the root's process, which here holds the gateway as well;
-the others are made anew by the faults.
+the others are made anew by the faults, so what they grow by shows with `--every 0` alone.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,25 +36,29 @@ from bench.serve import first_model
 ABOUT = """\
   python -m bench.soak --minutes 30
   python -m bench.soak --minutes 2 --every 5 --streams 50
+  python -m bench.soak --minutes 30 --every 0      no faults: what each process grows by
 
+The slope is that of the second half: in the first, arenas and tables fill, up to their bounds.
 Exit status 1 where a stream was not equal, or something was left behind.
 """
 
-WARM_SHARE = 0.2  # of the time, before growth is looked at
+WARM_SHARE = 0.5  # of the time, before growth is looked at
 SAMPLE_S = 1.0
 WAYS = ("kill", "stop")
 SHM = Path("/dev/shm")
 QUIET_S = 30.0
+SETTLED_COUNT = 5  # looks that found the same
+CHILD = re.compile(r"runtime[./]child(\.py)?$")
 
 
 class Sample(NamedTuple):
-    """What the root's process holds."""
+    """What the root's process holds, and the memory of each of its children."""
 
     at_s: float
     rss_mib: float
     fds: int
     threads: int
-    processes: int
+    children: dict[tuple[str, int], float]  # MiB, by role and pid
 
 
 class Watcher:
@@ -62,18 +69,40 @@ class Watcher:
         self.samples: list[Sample] = []
 
     def look(self) -> Sample:
+        children = {}
+        for child in self.root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                at = next((i for i, word in enumerate(words) if CHILD.search(word)), -2)
+                role = words[at + 1] if 0 <= at < len(words) - 1 else "other"
+                children[role, child.pid] = child.memory_info().rss / 2**20
         return Sample(
             time.monotonic(),
             self.root.memory_info().rss / 2**20,
             self.root.num_fds(),
             self.root.num_threads(),
-            len(self.root.children(recursive=True)),
+            children,
         )
 
     async def run(self) -> None:
         while True:
             self.samples.append(self.look())
             await asyncio.sleep(SAMPLE_S)
+
+
+def slopes(samples: Sequence[Sample]) -> dict[str, float]:
+    """MiB/min of the root's process and of the children that lived all the time."""
+    begin_s = samples[0].at_s
+    found = {"root": slope([((s.at_s - begin_s) / 60, s.rss_mib) for s in samples])}
+    for role, pid in samples[0].children:
+        held = [
+            ((s.at_s - begin_s) / 60, s.children[role, pid])
+            for s in samples
+            if (role, pid) in s.children
+        ]
+        if len(held) == len(samples):
+            found[role] = max(found.get(role, float("-inf")), slope(held))
+    return found
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -105,17 +134,20 @@ async def rude(url: str, model: str, rng: random.Random) -> None:
         await asyncio.sleep(rng.uniform(0.0, 0.2))
 
 
-async def quiet(watcher: Watcher, client: Client) -> Sample:
-    """Once nothing is under way, with a process in reserve for each as at the beginning."""
+async def quiet(watcher: Watcher, client: Client, processes: int | None = None) -> Sample:
+    """Once nothing is under way, with so many processes again, or for the first time as many as
+    there will be."""
     until_s = time.monotonic() + QUIET_S
     sample = watcher.look()
-    while time.monotonic() < until_s:
-        await asyncio.sleep(1.0)
+    same_count = 0
+    while time.monotonic() < until_s and same_count < SETTLED_COUNT:
+        await asyncio.sleep(SAMPLE_S)
         _, text = await client.get("/metrics")
         sample, before = watcher.look(), sample
+        is_same = (sample.fds, len(sample.children)) == (before.fds, len(before.children))
+        is_same &= processes in (None, len(sample.children))
         is_idle = metric(text, "histrio_requests_running") == 0
-        if is_idle and sample.processes == 2 * len(ROLES) and sample.fds == before.fds:
-            break
+        same_count = same_count + 1 if is_same and is_idle else 0
     return sample
 
 
@@ -123,6 +155,12 @@ def metric(text: bytes, name: str) -> float:
     """The sum of all lines of this name (and labels, if it has some)."""
     lines = [line for line in text.decode().splitlines() if line.startswith(name)]
     return sum(float(line.rpartition(" ")[2]) for line in lines if line[len(name)] in " {}")
+
+
+def deaths(log: Path) -> list[tuple[str, str]]:
+    """Of children while the server served: role and detail, as its root said."""
+    lines = [line for line in log.read_text("utf-8").splitlines() if '"node died"' in line]
+    return [(line["peer"], line["detail"]) for line in map(json.loads, lines)]
 
 
 def shared_memory() -> set[str]:
@@ -155,26 +193,31 @@ async def soak(found: argparse.Namespace, report: Report) -> int:
         watcher = Watcher(server)
         before = await quiet(watcher, client)
         struck, streams, wrong, told = await break_for(found, server, load, watcher, rng)
-        after = await quiet(watcher, client)
+        after = await quiet(watcher, client, len(before.children))
         _, text = await client.get("/metrics")
         leased = metric(text, 'histrio_pages{state="leased"}')
         opened = metric(text, "histrio_streams_open")
+        died = deaths(server.log_dir / "latest" / "main.jsonl")
     others = mapped()
     grown = {name for name in shared_memory() - shm if f"{SHM / name}\n" not in others}
     warm_s = watcher.samples[0].at_s + WARM_SHARE * 60 * found.minutes
     # The first fault makes threads that stay: those that write down what went before it.
     threads = max(s.threads for s in (before, *watcher.samples) if s.at_s < warm_s)
-    late = [((s.at_s - warm_s) / 60, s.rss_mib) for s in watcher.samples if s.at_s >= warm_s]
+    late = [sample for sample in watcher.samples if sample.at_s >= warm_s]
     rows = [
         ("faults", len(struck), ""),
+        ("deaths beside the faults", more_than(died, struck), ""),
         ("streams ended", streams, ""),
         ("of these not equal", wrong, "0"),
         ("what their clients were told", "; ".join(sorted(told))[:120], ""),
-        ("root: memory MiB/min", round(slope(late), 3), "< 1"),
+        *(
+            (f"{role}: memory MiB/min", round(value, 3), "< 1")
+            for role, value in slopes(late).items()
+        ),
         ("root: memory MiB, before / after", f"{before.rss_mib:.0f} / {after.rss_mib:.0f}", ""),
         ("root: descriptors", f"{before.fds} / {after.fds}", "equal"),
         ("root: threads, warm / after", f"{threads} / {after.threads}", "no more"),
-        ("processes", f"{before.processes} / {after.processes}", "equal"),
+        ("processes", f"{len(before.children)} / {len(after.children)}", "equal"),
         ("shared memory left", len(grown), "0"),
         ("pages leased at the end", int(leased), "0"),
         ("streams open at the end", int(opened), "0"),
@@ -184,6 +227,13 @@ async def soak(found: argparse.Namespace, report: Report) -> int:
     report.close()
     more = before.fds != after.fds or after.threads > threads
     return int(bool(wrong or grown or leased or opened or more))
+
+
+def more_than(died: list[tuple[str, str]], struck: list[Struck]) -> str:
+    """By role; and how the last of these is said to have died."""
+    more = Counter(role for role, _ in died)
+    more.subtract(one.role for one in struck)
+    return "; ".join(f"{role} {count}: {dict(died)[role]}" for role, count in (+more).items())[:300]
 
 
 async def break_for(
@@ -196,14 +246,18 @@ async def break_for(
     load.start()
     struck: list[Struck] = []
     told: set[str] = set()
-    streams = wrong = 0
+    streams = wrong = strikes = 0
     begin_s = time.monotonic()
     try:
-        while time.monotonic() < begin_s + 60 * found.minutes:
-            due_s = begin_s + found.every * (len(struck) + 1)
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            met = await chaos.strike(rng.choice(list(ROLES)), rng.choice(WAYS))
-            struck.append(met.struck)
+        until_s = begin_s + 60 * found.minutes
+        while time.monotonic() < until_s:
+            due_s = begin_s + found.every * (strikes + 1) if found.every else until_s
+            await asyncio.sleep(min(SAMPLE_S, due_s - time.monotonic()))
+            if due_s <= time.monotonic() < until_s:
+                strikes += 1
+                with contextlib.suppress(TimeoutError):  # its moment did not come
+                    met = await chaos.strike(rng.choice(list(ROLES)), rng.choice(WAYS))
+                    struck.append(met.struck)
             ended = load.take_ended()
             streams += len(ended)
             wrong += sum(not stream.is_equal for stream in ended)
@@ -224,7 +278,7 @@ def main(words: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults; 0: none")
     parser.add_argument("--streams", type=int, default=50)
     parser.add_argument("--rude", type=int, default=8, help="clients that leave")
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
