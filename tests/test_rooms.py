@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
         )
         for name in ("http.py", "exchange.py", "doors/*")
     ),
-    Rule("actors/gateway/site.py", ("uvicorn", "messages.config", "actors.gateway")),
+    Rule("actors/gateway/site.py", ("uvicorn", "h11", "messages.config", "actors.gateway")),
     Rule(
         "actors/gateway/actor.py",
         ("msgspec", "messages", "actors.runtime", "actors.gateway"),

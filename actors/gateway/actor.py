@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 from actors.gateway.call import Call
-from actors.gateway.calls import Calls
+from actors.gateway.calls import FULL, Calls
 from actors.gateway.controls import Controls
-from actors.gateway.errors import Refused, unavailable
+from actors.gateway.errors import CLOSING, Refused, unavailable
 from actors.gateway.inputs import Limits
 from actors.gateway.recovery import Lost, Recovery, Resume
 from actors.gateway.shape import parsers_of
@@ -30,7 +30,7 @@ from messages.metrics import Page
 from messages.scheduler import Load
 from messages.system import Down, Drain, Reason, Undelivered, Up
 from messages.tokenizer import Defaults, Dialect
-from messages.types import Fault
+from messages.types import Fault, Problem
 from messages.worker import Facts
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Gateway(Actor):
 
     async def on_stop(self, reason: Reason) -> None:
         self.is_stopping = True
-        self.calls.fail_all(unavailable("The server is shutting down."))
+        self.calls.fail_all(CLOSING)
         self._settle()
         if self.site is not None:
             await self.site.close()
@@ -113,7 +113,7 @@ class Gateway(Actor):
         """Starts a call. Raises Refused when the house is full or closing."""
         try:
             if not self.is_open:
-                raise Refused(unavailable("The server is shutting down."))
+                raise Refused(CLOSING)
             stream = self.calls.begin(call, call_id or self.new_id(), self)
         except Refused:
             self.context.count("histrio_requests_total", outcome="refused")
@@ -121,6 +121,12 @@ class Gateway(Actor):
         if len(self.calls.streams) == 1:
             self.context.start_timer("sweep", Sweep(), every_s=SWEEP_S)
         return stream
+
+    def full_problem(self) -> Problem | None:
+        """Why not one more request is taken; None where there is a place."""
+        if not self.is_open:
+            return CLOSING
+        return FULL if self.calls.is_full else None
 
     def close(self, stream: Stream) -> None:
         """The reader has gone: cancels what still runs of its call."""

@@ -28,6 +28,9 @@ TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 E2E_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+FULL = overloaded("Too many requests are open; try again later.")
+
+
 class OpenCall:
     """A call that has not ended: its stream, and which of its requests are open."""
 
@@ -83,8 +86,13 @@ class Calls:
             message = f"A call may have at most {self.open_max} sequences."
             return Problem(fault=Fault.INVALID, message=message, param="n")
         if len(self.ledger) + call.request_count > self.open_max:
-            return overloaded("Too many requests are open; try again later.")
+            return FULL
         return None
+
+    @property
+    def is_full(self) -> bool:
+        """Not one more request is taken."""
+        return len(self.ledger) >= self.open_max
 
     def close(self, stream: Stream) -> None:
         """The reader has gone: cancels what still runs of its call."""

@@ -77,3 +77,8 @@ class Dialect(NamedTuple):
     stream: Callable[[Any, Head, Sequence[Checked]], StreamWriter] | None = None
     media: bytes = SSE
     names: Callable[[Any], tuple[str, ...]] | None = None  # ids that the client gave to the call
+
+    @property
+    def needs_place(self) -> bool:
+        """Whatever the body says: it asks for something to be generated, or is wrong."""
+        return self.stream is not None and self.media == SSE

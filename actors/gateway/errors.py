@@ -79,6 +79,9 @@ def unavailable(message: str, *, code: str | None = None) -> Problem:
     return Problem(fault=Fault.UNAVAILABLE, message=message, code=code, retry_after_s=1.0)
 
 
+CLOSING = unavailable("The server is shutting down.")
+
+
 def answer(problem: Problem) -> Answer:
     """The plain response of a failure."""
     retry_after_s = problem.retry_after_s

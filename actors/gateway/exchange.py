@@ -47,6 +47,11 @@ class Gone(Exception):
     """The client has left; nobody reads an answer."""
 
 
+def usable_id(given: str) -> str | None:
+    """What a client calls its request, where that can be said back and logged."""
+    return given if 0 < len(given) <= 128 and given.isascii() and given.isprintable() else None
+
+
 class Exchange:
     """One HTTP request and its response."""
 
@@ -58,9 +63,7 @@ class Exchange:
         self.receive = receive
         self._send = send
         self.made_id = made_id  # ours, also the id of the call
-        given = self.header(b"x-request-id")
-        is_usable = given is not None and 0 < len(given) <= 128 and given.isascii()
-        self.given_id = given if is_usable and given is not None and given.isprintable() else None
+        self.given_id = usable_id(self.header(b"x-request-id") or "")
         self.status: int | None = None
         self.extra_headers: tuple[tuple[bytes, bytes], ...] = ()  # of every response
         self.is_body_read = scope["method"] in ("GET", "HEAD")

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from actors.gateway.access import Access, Cors
 from actors.gateway.doors.batches import Batches
 from actors.gateway.doors.control import Control, version
+from actors.gateway.doors.full import Full
 from actors.gateway.doors.generate import generate_routes
 from actors.gateway.doors.ollama import Ollama
 from actors.gateway.doors.responses import Responses
@@ -53,6 +54,7 @@ class App:
         self.started_s = int(time.time())
         self.responses = Responses(gateway)
         self.batches = Batches(gateway)
+        self.full = Full(gateway, self.access)
         self.description: bytes | None = None  # made when somebody asks
         self.router = Router(
             [

@@ -14,15 +14,18 @@ import os
 import resource
 import socket
 import ssl
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from h11 import IDLE
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from actors.gateway.access import Access, KeysWrong, read_keys
+from actors.gateway.doors.full import Away
 from actors.gateway.errors import answer_http
 from actors.gateway.http import App
 from messages.config import GatewayConfig
@@ -96,9 +99,16 @@ class Connection(H11Protocol):
     """uvicorn's connection, with the time limits that it lacks: for the headers, and for a client
     that does not read what is left when its connection ends."""
 
-    def __init__(self, times: Times, config: Config, server_state: ServerState) -> None:
+    def __init__(
+        self,
+        times: Times,
+        config: Config,
+        server_state: ServerState,
+        turn_away: Callable[[bytes], Away | None],
+    ) -> None:
         super().__init__(config=config, server_state=server_state, app_state={})
         self.times = times
+        self.turn_away = turn_away
         self.header_timer: asyncio.TimerHandle | None = None
         self.end_timer: asyncio.TimerHandle | None = None
 
@@ -132,11 +142,35 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_free and (away := self.turn_away(data)) is not None:
+            self.end_away(away)
+            return
         super().data_received(data)
         if not self.is_between:
             self.disarm_header_timer()
         elif self.header_timer is None:
             self.arm_header_timer()
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing is being served, and what comes now is the beginning of a request."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False
+        is_idle = self.conn.their_state is IDLE and not self.conn.trailing_data[0]
+        return is_idle and not (self.flow.write_paused or self.transport.is_closing())
+
+    def end_away(self, away: Away) -> None:
+        """A whole request has come, and this is the answer."""
+        self.disarm_header_timer()
+        self._unset_keepalive_if_required()
+        self.transport.write(away.data)
+        if away.closes:
+            self.transport.close()
+            self.end_in_time()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -233,7 +267,7 @@ class Site:
         times = Times(config.header_timeout_s, config.keep_alive_s)
         loop = asyncio.get_running_loop()
         self.server = await loop.create_server(
-            lambda: Connection(times, uvicorn, self.state),
+            lambda: Connection(times, uvicorn, self.state, self.app.full.turn_away),
             sock=bound,
             backlog=ACCEPTS_A_TURN,
             ssl=tls,
@@ -258,6 +292,7 @@ class Site:
 
     def cut(self) -> None:
         """Stops listening and ends every connection at once."""
+        self.app.full.close()
         self.app.batches.cut()
         if self.server is not None:
             self.server.close()

@@ -13,7 +13,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from actors.gateway.access import Access
-from actors.gateway.dialect import SSE
 from actors.gateway.doors.generate import DIALECTS
 from actors.gateway.errors import answer, is_anthropic, voiced
 from actors.gateway.exchange import usable_id
@@ -47,8 +46,7 @@ class Full:
     def __init__(self, gateway: Gateway, access: Access) -> None:
         self.gateway = gateway
         self.access = access
-        # Each request to these needs a place, whatever its body says.
-        self.paths = frozenset(d.path.encode() for d in DIALECTS if d.stream and d.media == SSE)
+        self.paths = frozenset(row.path.encode() for row in DIALECTS if row.needs_place)
         self._made: dict[tuple[str, str], Made] = {}  # by path and message
         self._untold_count = 0
         self._teller: asyncio.TimerHandle | None = None
@@ -62,6 +60,7 @@ class Full:
         if found is None:
             return None
         path, headers, closes = found
+        closes = closes or not self.gateway.is_open
         if not self.access.is_open:
             keys = (headers.get(b"authorization"), headers.get(b"x-api-key"))
             given = [None if key is None else key.decode("latin-1") for key in keys]

@@ -18,7 +18,7 @@ from actors.gateway import anthropic, embeddings, native, ollama, parsing, scori
 from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
-from actors.gateway.errors import Refused, unavailable
+from actors.gateway.errors import CLOSING, Refused
 from actors.gateway.exchange import (
     STREAM_HEADERS,
     Exchange,
@@ -26,6 +26,7 @@ from actors.gateway.exchange import (
     read_rows,
     uncollected,
 )
+from actors.gateway.held import Marks, StreamId
 from actors.gateway.openai import read_chat, read_completion
 from actors.gateway.replies import plain_writer, stream_writer
 
@@ -75,11 +76,11 @@ class Generate:
         created_s = time.time()
         wish = self.resumes.wish(exchange, dialect)
         try:
-            ask = await self.read_ask(exchange, created_s, wish and wish[0].seed)
+            ask = await self.read_ask(exchange, created_s, wish)
         except Ready as ready:
             await exchange.respond(200, ready.body)
             return
-        if wish is not None and str(wish[0]) in self.resumes.kept:
+        if wish is not None and self.is_kept(wish):
             await self.resumes.follow(exchange, self.resumes.kept[str(wish[0])], wish[1])
             return
         answer_id = dialect.prefix + (exchange.made_id if wish is None else wish[0].call)
@@ -105,17 +106,25 @@ class Generate:
             watcher.cancel()
             stream.close()
 
+    def is_kept(self, wish: tuple[StreamId, Marks] | None) -> bool:
+        """It is for a stream that is held here."""
+        return wish is not None and str(wish[0]) in self.resumes.kept
+
     async def read_ask(
-        self, exchange: Exchange, created_s: float, seed: int | None = None
+        self, exchange: Exchange, created_s: float, wish: tuple[StreamId, Marks] | None
     ) -> Asked:
-        """`seed` is for a call that has none of its own; None: one is drawn."""
+        """A call without a seed has that of the stream it wishes for, or one is drawn."""
         gateway = self.gateway
         config = gateway.config
         try:
             if not gateway.is_open:
-                raise Refused(unavailable("The server is shutting down."))
+                raise Refused(CLOSING)
             body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
-            draw = gateway.draw_seed if seed is None else lambda: seed
+            if self.dialect.needs_place and not self.is_kept(wish):
+                problem = gateway.full_problem()
+                if problem is not None:  # before it costs the reading
+                    raise Refused(problem)
+            draw = gateway.draw_seed if wish is None else lambda: wish[0].seed
             with uncollected():
                 return self.dialect.read(body, gateway.limits, draw, created_s)
         except (Refused, HttpRefused):
