@@ -44,7 +44,7 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 # Not offered as flags or keys: the program itself decides them.
-INTERNAL = frozenset({"gateway.http", "gateway.places", "gateway.shares_port"})
+INTERNAL = frozenset({"gateway.http", "gateway.places", "gateway.shares_port", "gateway.slots"})
 
 FLAGS: tuple[Flag, ...] = (
     Flag(
@@ -63,7 +63,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("model", "seed", "--weights-seed", "seed of the random weights of --load-format dummy"),
     Flag("gateway", "host", "--host", "address to listen on"),
     Flag("gateway", "port", "--port", "port to listen on; 0: any free one"),
-    Flag("gateway", "open_max", "--open-max", "requests that may be open; more get 503"),
+    Flag(
+        "gateway",
+        "open_max",
+        "--open-max",
+        "requests that may be open, each choice of each prompt is one; more get 503",
+    ),
     Flag("gateway", "body_bytes_max", "--body-bytes-max", "largest request body; larger get 413"),
     Flag("gateway", "header_timeout_s", "--header-timeout", "seconds to send the headers"),
     Flag("gateway", "body_timeout_s", "--body-timeout", "seconds to send the body"),
@@ -79,7 +84,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "resume_s", "--resume", "seconds a stream waits for a client to come back"),
     Flag("gateway", "resume_streams_max", "--resume-streams-max", "streams that wait, or may"),
     Flag("gateway", "choices_max", "--choices-max", "largest `n` of a request"),
-    Flag("gateway", "prompts_max", "--prompts-max", "prompts in one completion request"),
+    Flag(
+        "gateway",
+        "prompts_max",
+        "--prompts-max",
+        "prompts, inputs, items or documents of one request",
+    ),
     Flag("gateway", "stops_max", "--stops-max", "stop strings of a request"),
     Flag("gateway", "stop_chars_max", "--stop-chars-max", "characters of one stop string"),
     Flag(

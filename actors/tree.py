@@ -121,6 +121,7 @@ def build(config: Config) -> tuple[Supervisor, tuple[Node, ...]]:
                     config.gateway,
                     shares_port=front_count > 1,
                     places=config.scheduler.running_max + config.scheduler.queued_max,
+                    slots=config.scheduler.running_max,
                 ),
                 paths=paths,
             ),

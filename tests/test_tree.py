@@ -45,6 +45,7 @@ def test_one_front_end_has_the_short_paths_and_one_process() -> None:
     assert isinstance(config, GatewayConfig) and not config.shares_port
     scheduler = config_of(1).scheduler
     assert config.places == scheduler.running_max + scheduler.queued_max
+    assert config.slots == scheduler.running_max
 
 
 def test_each_front_end_has_a_process_and_shares_none_with_another() -> None:

@@ -220,7 +220,8 @@ class Gateway(Actor):
         self._settle()
 
     def _settle(self) -> None:
-        """Rests, or ends its drain, if nothing is left."""
+        """Opens what has found a place; rests, or ends its drain, if nothing is left."""
+        self.calls.feed()
         if not self.calls.is_idle:
             return
         self.context.cancel_timer("sweep")

@@ -58,7 +58,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     truncate_len: int | None = None  # see `tokenizer.Encode`
     want_prompt_ids: bool = False
     label_words: tuple[str, ...] = ()
-    param: str = ""  # what the client calls its prompts
+    param: str = ""  # what the client calls its prompts; "": as completions and chats do
+    count_param: str = "n"  # and the number of choices
 
     def variant(self, prompt: int) -> Variant:
         if self.variants:

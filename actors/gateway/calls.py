@@ -1,6 +1,8 @@
 """This file keeps the calls: which of their requests are open, and what comes of them for readers.
 
-It does not know protocols, nor how requests are sent: `recovery.py` does that.
+It does not know protocols, nor how requests are sent: `recovery.py` does that. Of a call with many
+requests only some are open at a time, as many as keep the house busy: behind them other calls' find
+a place. The next is opened when one has ended, of each such call in turn.
 Laws: every call ends once, by its last row or by one problem; a stream holds at most
 `stream_bytes_max` unread bytes, and one that is left unread is cut and its generation cancelled; a
 request is cancelled as soon as nobody reads it, and known until its terminal message has come.
@@ -8,7 +10,8 @@ request is cancelled as soon as nobody reads it, and known until its terminal me
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -34,12 +37,19 @@ FULL = overloaded("Too many requests are open; try again later.")
 class OpenCall:
     """A call that has not ended: its stream, and which of its requests are open."""
 
-    __slots__ = ("checked", "requests", "stream")
+    __slots__ = ("checked", "requests", "stream", "waiting")
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.requests: dict[str, Record] = {}
+        self.waiting: deque[tuple[int, Encode]] = deque()  # not opened yet, with its index
         self.checked: dict[int, Checked] = {}  # by prompt, while the prompts are checked
+
+    @property
+    def is_checking(self) -> bool:
+        if self.requests:
+            return next(iter(self.requests.values())).is_check
+        return not self.waiting[0][1].forward
 
 
 class Calls:
@@ -52,10 +62,14 @@ class Calls:
         self.config = config
         # More could only be refused further in, when work had been done for them.
         self.open_max = min(config.open_max, config.places or config.open_max)
+        # Of one call: as many as can run, and as many on their way, so that no slot is idle.
+        self.width = min(self.open_max, 2 * config.slots or self.open_max)
         self.recovery = recovery
         self.ledger = recovery.ledger
         self.open: dict[str, OpenCall] = {}
         self.streams: dict[str, Stream] = {}
+        self.waiting_count = 0  # requests of open calls that are not opened yet
+        self._narrow: OrderedDict[str, OpenCall] = OrderedDict()  # that may open one more, in turn
 
     def start(self, context: Context) -> None:
         self.context = context
@@ -82,10 +96,13 @@ class Calls:
         return stream
 
     def _open_problem(self, call: Call) -> Problem | None:
-        if call.request_count > self.open_max:
-            message = f"A call may have at most {self.open_max} sequences."
-            return Problem(fault=Fault.INVALID, message=message, param="n")
-        if len(self.ledger) + call.request_count > self.open_max:
+        count, open_max = call.request_count, self.config.open_max
+        if count > open_max:
+            message = f"A call may have at most {open_max} sequences; this one has {count}."
+            param = call.count_param if call.choice_count > 1 else call.param or "prompt"
+            return Problem(fault=Fault.INVALID, message=message, param=param)
+        is_full = len(self.ledger) + min(count, self.width) > self.open_max
+        if is_full or len(self.ledger) + self.waiting_count + count > open_max:
             return FULL
         return None
 
@@ -129,8 +146,19 @@ class Calls:
         open_call.checked[record.choice] = Checked(
             token_count=message.prompt_tokens, ids=message.prompt_ids, text=message.prompt_text
         )
-        if not open_call.requests:
+        if not (open_call.requests or open_call.waiting):
             self._run_checked(open_call)
+        elif open_call.waiting:
+            self._narrow[record.call_id] = open_call
+
+    def feed(self) -> None:
+        """Opens what waits and has a place now, one of each call in turn."""
+        narrow = self._narrow
+        while narrow and len(self.ledger) < self.open_max:
+            call_id, open_call = narrow.popitem(last=False)
+            self._open_next(open_call)
+            if open_call.waiting and len(open_call.requests) < self.width:
+                narrow[call_id] = open_call
 
     def lose(self, lost: Iterable[Lost]) -> None:
         """Each has left the ledger, and its failure is its call's."""
@@ -152,17 +180,21 @@ class Calls:
         for open_call in list(self.open.values()):
             stream = open_call.stream
             is_whole = not prefix or any(name.startswith(prefix) for name in stream.names)
-            for record in list(open_call.requests.values()):
-                names = stream.request_names
-                name = names[record.choice // stream.call.choice_count] if names else ""
-                if not is_whole and not (name and name.startswith(prefix)):
-                    continue
+            named: Collection[int] = stream.named(prefix)
+            if is_whole:
+                named = range(stream.call.request_count)
+            if not named:
+                continue
+            if open_call.is_checking:
                 count += 1
-                if record.is_check:
-                    message = "The request was aborted by the operator of the server."
-                    self._fail(open_call, unavailable(message, code="aborted"))
-                    break
-                self._abort_one(open_call, record)
+                message = "The request was aborted by the operator of the server."
+                self._fail(open_call, unavailable(message, code="aborted"))
+                continue
+            self._withdraw(open_call, named)
+            for record in list(open_call.requests.values()):
+                if record.choice in named:
+                    count += 1
+                    self._abort_one(open_call, record)
         return count
 
     def cut_unread(self) -> None:
@@ -183,23 +215,50 @@ class Calls:
             open_call.stream.outbox.end(problem)
             open_call.stream.ready.set()
         self.open.clear()
+        self._narrow.clear()
 
     def check(self) -> None:
         """Asserts the laws."""
         self.ledger.check()
         for call_id, open_call in self.open.items():
-            assert open_call.requests, f"{call_id} is open without a request"
+            is_waiting = call_id in self._narrow
+            assert open_call.requests or is_waiting, f"{call_id} is open without a request"
+            assert len(open_call.requests) <= self.width, f"{call_id} is too wide"
             for request in open_call.requests:
                 assert request in self.ledger.records, f"{request} has no record"
+        waiting_count = sum(len(open_call.waiting) for open_call in self.open.values())
+        assert waiting_count == self.waiting_count, f"{self.waiting_count} of {waiting_count} wait"
+        assert self._narrow.keys() <= self.open.keys(), "a call waits that is not open"
 
     # The way of a call
 
     def _add(self, open_call: OpenCall, encodes: list[Encode]) -> None:
-        now_s = self.context.now_s()
-        for index, encode in enumerate(encodes):
-            record = Record(encode, open_call.stream.call_id, index, now_s)
-            open_call.requests[record.request] = record
-            self.recovery.add(record)
+        open_call.waiting.extend(enumerate(encodes))
+        self.waiting_count += len(encodes)
+        for _ in range(min(len(encodes), self.width, self.open_max - len(self.ledger))):
+            self._open_next(open_call)
+        if open_call.waiting and len(open_call.requests) < self.width:
+            self._narrow[open_call.stream.call_id] = open_call
+
+    def _open_next(self, open_call: OpenCall) -> None:
+        self.waiting_count -= 1
+        index, encode = open_call.waiting.popleft()
+        record = Record(encode, open_call.stream.call_id, index, self.context.now_s())
+        open_call.requests[record.request] = record
+        self.recovery.add(record)
+
+    def _withdraw(self, open_call: OpenCall, named: Collection[int]) -> None:
+        """Those of its requests which still wait are to be ended like the open ones: nothing has
+        been sent for them."""
+        kept: deque[tuple[int, Encode]] = deque()
+        for index, encode in open_call.waiting:
+            if index in named:
+                record = Record(encode, open_call.stream.call_id, index, self.context.now_s())
+                open_call.requests[record.request] = record
+            else:
+                kept.append((index, encode))
+        self.waiting_count -= len(open_call.waiting) - len(kept)
+        open_call.waiting = kept
 
     def _run_checked(self, open_call: OpenCall) -> None:
         """All prompts are valid: now the choices run."""
@@ -231,7 +290,9 @@ class Calls:
         stream.wake()
         if delta.finish is not None:
             del open_call.requests[record.request]
-            if not open_call.requests:
+            if open_call.waiting:
+                self._narrow[record.call_id] = open_call
+            elif not open_call.requests:
                 self._end(open_call)
                 return
         if unread > self.config.stream_bytes_max:
@@ -252,6 +313,7 @@ class Calls:
             context.observe("histrio_e2e_seconds", e2e_s, bounds=E2E_BOUNDS)
 
     def _fail(self, open_call: OpenCall, problem: Problem) -> None:
+        self._withdraw(open_call, range(open_call.stream.call.request_count))
         for record in open_call.requests.values():
             if self.recovery.cancel(record):
                 self._count_abort(record)
@@ -276,6 +338,7 @@ class Calls:
         """Its reader gets what has come of it, and that it was aborted."""
         if self.recovery.cancel(record):
             self._count_abort(record)
+        del open_call.requests[record.request]
         end = Delta(
             request=record.request,
             attempt=record.attempt,
@@ -288,15 +351,18 @@ class Calls:
         )
         open_call.stream.outbox.push(Row(record.choice, end), self.context.now_s())
         open_call.stream.ready.set()
-        del open_call.requests[record.request]
-        if not open_call.requests:
+        if open_call.waiting:
+            self._narrow[record.call_id] = open_call
+        elif not open_call.requests:
             self._end(open_call)
 
     def _end(self, open_call: OpenCall, problem: Problem | None = None) -> None:
         """The call is over; cancelled requests of it may still be in the ledger."""
-        del self.open[open_call.stream.call_id]
+        call_id = open_call.stream.call_id
+        del self.open[call_id]
+        self._narrow.pop(call_id, None)
         open_call.stream.outbox.end(problem)
-        open_call.stream.ready.set()
+        open_call.stream.wake()
         self.context.gauge("histrio_streams_open", len(self.open))
 
     def _count(self, outcome: str) -> None:

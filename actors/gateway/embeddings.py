@@ -74,14 +74,14 @@ def cut(vector: array[float], dimensions: int | None) -> array[float]:
 
 
 class EmbeddingWriter(VectorWriter):
-    def write(self, vectors: list[array[float]]) -> bytes:
+    def one(self, index: int, vector: array[float]) -> msgspec.Raw:
         given: EmbeddingBody = self.wish.given
-        as_text = given.encoding_format == "base64"
-        rows = [
-            Embedding(index=index, embedding=to_text(vector) if as_text else vector.tolist())
-            for index, vector in enumerate(cut(each, given.dimensions) for each in vectors)
-        ]
-        return encode(EmbeddingReply(data=rows, model=self.head.model, usage=self.usage()))
+        vector = cut(vector, given.dimensions)
+        shown = to_text(vector) if given.encoding_format == "base64" else vector.tolist()
+        return msgspec.Raw(encode(Embedding(index=index, embedding=shown)))
+
+    def write(self, found: list[msgspec.Raw]) -> bytes:
+        return encode(EmbeddingReply(data=found, model=self.head.model, usage=self.usage()))  # type: ignore[arg-type]
 
 
 def to_text(vector: array[float]) -> str:
@@ -125,12 +125,15 @@ def ollama_wish(
 
 
 class EmbedWriter(VectorWriter):
-    def write(self, vectors: list[array[float]]) -> bytes:
+    def one(self, index: int, vector: array[float]) -> msgspec.Raw:
         given: EmbedBody = self.wish.given
+        return msgspec.Raw(encode(cut(vector, given.dimensions).tolist()))
+
+    def write(self, found: list[msgspec.Raw]) -> bytes:
         return encode(
             EmbedReply(
                 model=self.head.model,
-                embeddings=[cut(vector, given.dimensions).tolist() for vector in vectors],
+                embeddings=found,  # type: ignore[arg-type]
                 total_duration=max(0, round((self.head.now_s() - self.head.begun_s) * 1e9)),
                 load_duration=0,
                 prompt_eval_count=self.usage().prompt_tokens,

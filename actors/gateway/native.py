@@ -68,6 +68,8 @@ def read_generate(
         want_prompt_text=bool(given.return_prompt_token_ids),  # so that the prompts are checked
         namespace=calls[0].namespace,
         priority=given.priority or 0,
+        param="input_ids" if given.text is None else "text",
+        count_param="sampling_params.n",
     )
     return Asked(
         call=call,

@@ -70,23 +70,27 @@ class VectorWriter:
         self.wish = wish
         self.head = head
         count = len(wish.call.prompts)
-        self.vectors: list[array[float] | None] = [None] * count
+        self.found: list[Any] = [None] * count
         self.usages = [Usage()] * count
 
     def add(self, rows: Iterable[Row]) -> None:
         for index, delta in rows:
             if delta.vector:
-                self.vectors[index] = unpack_floats(delta.vector)
+                self.found[index] = self.one(index, unpack_floats(delta.vector))
             if delta.usage is not None:
                 self.usages[index] = delta.usage
 
     def body(self, checked: Sequence[Checked]) -> bytes:
-        found = [vector for vector in self.vectors if vector is not None]
-        if len(found) < len(self.vectors):
+        if any(each is None for each in self.found):
             raise Refused(unavailable("The request was aborted.", code="aborted"))
-        return self.write(found)
+        return self.write(self.found)
 
-    def write(self, vectors: list[array[float]]) -> bytes:
+    def one(self, index: int, vector: array[float]) -> Any:
+        """What `write` shall get of one prompt: what takes long is done here, as vectors come, and
+        not at the end for all of a large call."""
+        return vector
+
+    def write(self, found: list[Any]) -> bytes:
         raise NotImplementedError
 
     def usage(self) -> PromptUsage:

@@ -56,6 +56,16 @@ class Stream:
                 raise Refused(outbox.problem)
         return rows
 
+    def named(self, prefix: str) -> set[int]:
+        """The choices of those prompts whose name begins so."""
+        each = self.call.choice_count
+        return {
+            choice
+            for index, name in enumerate(self.request_names)
+            if name and name.startswith(prefix)
+            for choice in range(index * each, (index + 1) * each)
+        }
+
     @property
     def is_done(self) -> bool:
         """All rows have been read, and the call has not failed."""

@@ -74,6 +74,7 @@ def read_tokenize(body: bytes, limits: Limits, draw: Draw, created_s: float = 0.
     call = Call(
         prompts=tuple(Prompt(text=text) for text in texts),
         add_special=given.add_special_tokens is not False,
+        param="prompt",
     )
     return Asked(look(call), is_list, limits.context_len)
 
@@ -93,6 +94,7 @@ def read_detokenize(body: bytes, limits: Limits, draw: Draw, created_s: float = 
         prompts=tuple(Prompt(ids=pack(row)) for row in rows),
         stop=StopRules(skip_special=given.skip_special_tokens is not False),
         want_prompt_text=True,
+        param="tokens",
     )
     return Asked(look(call), is_list, limits.context_len)
 

@@ -288,10 +288,109 @@ def test_more_calls_than_the_house_has_room_for_are_refused(limits: dict[str, in
         gateway_of(cell).open(ONE)
     assert caught.value.problem.fault is Fault.OVERLOADED
     assert caught.value.problem.retry_after_s
+    assert outcomes(cell) == {"refused": 1}
+
+
+@pytest.mark.parametrize(
+    ("prompt_count", "choice_count", "names", "param"),
+    [
+        (1, 3, {}, "n"),
+        (3, 1, {}, "prompt"),
+        (3, 1, {"param": "input"}, "input"),
+        (2, 2, {"param": "text", "count_param": "sampling_params.n"}, "sampling_params.n"),
+    ],
+)
+def test_a_call_that_would_never_have_room_is_refused_by_its_field(
+    prompt_count: int, choice_count: int, names: dict[str, str], param: str
+) -> None:
+    cell = started(open_max=2)
+    prompts = (Prompt(text="x"),) * prompt_count
     with pytest.raises(Refused) as caught:
-        gateway_of(cell).open(Call(prompts=(Prompt(text="x"),), choice_count=3))
+        gateway_of(cell).open(Call(prompts=prompts, choice_count=choice_count, **names))  # type: ignore[arg-type]
     assert caught.value.problem.fault is Fault.INVALID
-    assert outcomes(cell) == {"refused": 2}
+    assert caught.value.problem.param == param
+
+
+def pass_checks(cell: Cell, checks: list[Encode]) -> list[Encode]:
+    """Answers checks until there are none; returns the requests that run then."""
+    while checks and not checks[0].forward:
+        for check in checks:
+            cell.tell(Encoded(check.request, 1, 1, pack([int(check.text or "0")])))
+        checks = encodes(cell)
+    return checks
+
+
+def many(count: int) -> Call:
+    return Call(prompts=tuple(Prompt(text=str(index)) for index in range(count)))
+
+
+def test_of_a_call_with_many_requests_some_are_open_at_a_time_and_all_are_answered() -> None:
+    cell = started(slots=2, places=10)
+    stream, checks = opened(cell, many(25))
+    assert len(checks) == 4
+    runs = pass_checks(cell, checks)
+    most = 0
+    while runs:
+        most = max(most, len(runs))
+        assert len(gateway_of(cell).recovery.ledger) <= 4
+        cell.tell(Deltas(tuple(delta(run, 0, "x", FinishReason.STOP) for run in runs)))
+        runs = encodes(cell)
+    assert most == 4
+    rows = read(stream)
+    assert [row.choice for row in rows] == list(range(25)) and stream.is_done
+    assert read(stream) == [] and cell.timer_count == 0
+    assert outcomes(cell) == {"stop": 25}
+
+
+def test_calls_with_many_requests_get_places_in_turn_and_others_find_one_behind_them() -> None:
+    cell = started(slots=1, places=6)
+    _, checks = opened(cell, many(9))
+    first = pass_checks(cell, checks)
+    _, checks = opened(cell, many(9))
+    second = pass_checks(cell, checks)
+    assert len(first) == len(second) == 2
+    small, (encode,) = opened(cell)
+    cell.tell(Deltas((delta(encode, 0, "x", FinishReason.STOP),)))
+    assert small.is_done is False and [row.delta.text for row in read(small)] == ["x"]
+    cell.tell(Deltas((delta(second[0], 0, "x", FinishReason.STOP),)))
+    cell.tell(Deltas((delta(first[0], 0, "x", FinishReason.STOP),)))
+    calls = [encode.request.split(".")[0] for encode in encodes(cell)]
+    assert calls == [second[0].request.split(".")[0], first[0].request.split(".")[0]]
+
+
+def test_what_waits_of_a_call_goes_with_it() -> None:
+    for end in ("close", "abort", "fail"):
+        cell = started(slots=1, places=6)
+        stream, checks = opened(cell, many(9))
+        runs = pass_checks(cell, checks)
+        if end == "close":
+            stream.close()
+        elif end == "abort":
+            assert gateway_of(cell).abort("") == 9
+            rows = read(stream)
+            assert {row.delta.finish for row in rows} == {FinishReason.ABORT} and len(rows) == 9
+        else:
+            cell.tell(Failed(runs[0].request, 1, Problem(Fault.INVALID, "no")))
+            assert failure(stream).message == "no"
+        for run in runs:
+            cell.tell(Deltas((delta(run, 0, "", FinishReason.ABORT),)))
+        assert encodes(cell) == [] and gateway_of(cell).calls.waiting_count == 0
+        assert len(gateway_of(cell).recovery.ledger) == 0
+        expected = {"abort": 9} if end != "fail" else {"abort": 8, "refused": 1}
+        assert outcomes(cell) == expected
+
+
+def test_what_waits_of_a_call_is_sent_when_a_lost_part_is_back() -> None:
+    cell = started(slots=1, places=6)
+    stream, checks = opened(cell, many(5))
+    runs = pass_checks(cell, checks)
+    cell.down("replica/worker")
+    cell.up("replica/worker")
+    done = 0
+    while runs := encodes(cell):
+        done += len(runs)
+        cell.tell(Deltas(tuple(delta(run, 0, "x", FinishReason.STOP) for run in runs)))
+    assert done == 5 and sorted(row.choice for row in read(stream)) == list(range(5))
 
 
 def test_a_full_tokenizer_is_an_overload() -> None:

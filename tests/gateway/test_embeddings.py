@@ -197,6 +197,47 @@ async def test_the_vectors_of_a_whole_call_may_come_at_once_however_large_they_a
     street.assert_idle()
 
 
+async def test_a_call_with_more_inputs_than_the_house_has_places_leaves_room_for_others() -> None:
+    street = Street(slots=2, places=8)
+    client = street.request("POST", "/v1/embeddings", {"model": "M", "input": ["a b", "c"] * 500})
+    for _ in range(30):
+        await street.step()
+    assert not client.task.done()
+    assert (await street.ask(street.chat("one two"))).status == 200
+    got = await street.ask(client)
+    assert got.status == 200
+    answer = got.json()
+    assert [row["index"] for row in answer["data"]] == list(range(1000))
+    assert [row["embedding"] for row in answer["data"][:2]] == [expected("a b"), expected("c")]
+    assert answer["usage"]["prompt_tokens"] == 1500
+    street.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/embeddings", {"input": ["a"] * 3}, "input"),
+        ("/v1/completions", {"prompt": ["a"] * 3}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "n": 3}, "n"),
+        ("/generate", {"text": ["a"] * 3}, "text"),
+        ("/generate", {"input_ids": [[5]] * 3}, "input_ids"),
+        ("/generate", {"text": "a", "sampling_params": {"n": 3}}, "sampling_params.n"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"] * 3}, "documents"),
+        ("/tokenize", {"prompt": ["a"] * 3}, "prompt"),
+        ("/detokenize", {"tokens": [[5]] * 3}, "tokens"),
+    ],
+)
+async def test_what_would_never_have_room_is_refused_by_its_field(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    street = Street(open_max=2)
+    if path.startswith("/v1/"):
+        fields["model"] = "M"
+    got = await street.ask(street.request("POST", path, fields))
+    assert got.status == 400 and got.error()["param"] == param
+    street.assert_idle()
+
+
 async def test_an_input_that_is_too_long_is_refused_as_such() -> None:
     street = Street()
     got = await ask(street, "/v1/embeddings", input=["one", "x " * 70])

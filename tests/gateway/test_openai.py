@@ -228,7 +228,7 @@ def test_no_tokens_at_all_is_asked_of_completions_only() -> None:
         ["a", 1],
         [1, [1]],
         [["a"]],
-        ["x"] * 257,
+        ["x"] * 2049,
         {},
         5,
         None,
