@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from actors.gateway.replies import CompletionStream
-from tests.gateway.street import Client, Street
+from tests.gateway.street import Client, Street, until_true
 
 WORDS = " ".join(f"word{i}" for i in range(40))
 
@@ -110,4 +110,31 @@ async def test_a_bug_in_a_writer_ends_its_stream_and_no_other(
     monkeypatch.setattr(CompletionStream, "write", fail_once)
     await street.finish(good, bad)
     assert sorted([good.aborted, bad.aborted]) == [False, True]
+    street.assert_idle()
+
+
+async def test_streams_that_begin_and_end_at_once_do_so_in_helpings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.gateway.doors.direct.LINES_A_TURN", 4)
+    street = Street()
+    street.back.paused = True
+    clients = [street.completion("a b c", stream=True) for _ in range(40)]
+    for client in clients:
+        Socket(client)
+    await until_true(lambda: len(street.back.running) == len(clients), street.back.pump)
+    for tokens in range(1, 4):
+        street.back.paused = False
+        street.back.pump()  # one for each
+        street.back.paused = True
+        counts = [0]
+        await until_true(
+            lambda tokens=tokens, counts=counts: counts[-1] == len(clients),  # type: ignore[misc]
+            lambda tokens=tokens, counts=counts: counts.append(  # type: ignore[misc]
+                sum(client.got.body.count(b"data: ") >= tokens for client in clients)
+            ),
+        )
+        steps = [after - before for before, after in zip(counts, counts[1:], strict=False)]
+        assert max(steps) <= 4
+    await street.finish(*clients)
     street.assert_idle()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway import anthropic, embeddings, native, ollama, parsing, scoring, tokens
-from actors.gateway.dialect import Asked, Dialect, Head, Ready, StreamWriter
+from actors.gateway.dialect import Asked, Dialect, Head, Ready
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import CLOSING, Refused
@@ -98,10 +98,13 @@ class Generate:
                 stream.on_cut = None
                 await self.resumes.follow(exchange, kept, marks)
                 return
+        line = Line(self.direct, stream)
         watcher = asyncio.create_task(self.watch(exchange, stream))
         try:
-            answer_by = self.answer_stream if ask.stream else self.answer_plain
-            await answer_by(exchange, ask, head, stream)
+            if ask.stream:
+                await self.answer_stream(exchange, ask, head, stream, line)
+            else:
+                await self.answer_plain(exchange, ask, head, stream)
         finally:
             watcher.cancel()
             stream.close()
@@ -137,11 +140,6 @@ class Generate:
             pass
         stream.close()
 
-    def line_of(self, exchange: Exchange, stream: Stream, writer: StreamWriter) -> Line | None:
-        """From now on rows are written without this task, where there is a way."""
-        piece = exchange.piece
-        return None if piece is None else Line(self.direct, stream, writer, piece)
-
     async def answer_plain(
         self, exchange: Exchange, ask: Asked, head: Head, stream: Stream
     ) -> None:
@@ -153,7 +151,7 @@ class Generate:
         await exchange.respond(200, writer.body(stream.checked))
 
     async def answer_stream(
-        self, exchange: Exchange, ask: Asked, head: Head, stream: Stream
+        self, exchange: Exchange, ask: Asked, head: Head, stream: Stream, line: Line
     ) -> None:
         assert self.dialect.stream is not None, f"{self.dialect.path} has no streams"
         rows = await read_rows(stream)
@@ -161,7 +159,7 @@ class Generate:
         content_type = (b"content-type", self.dialect.media)
         await exchange.start(200, (content_type, *STREAM_HEADERS))
         last = b""
-        line = self.line_of(exchange, stream, writer)
+        line.begin(writer, exchange.piece)
         try:
             while rows:
                 data = writer.write(rows)
@@ -170,7 +168,7 @@ class Generate:
                     break
                 if data:
                     await exchange.write(data)
-                rows = await (read_rows(stream) if line is None else line.run(read_rows(stream)))
+                rows = await line.run(read_rows(stream))
             last += writer.end(stream.checked)
         except Refused as refused:
             last = writer.fail(refused.problem)
