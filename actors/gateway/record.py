@@ -11,7 +11,8 @@ once. A request of which nothing is heard is asked for, and interrupted where no
 
 Blame. A part may die of a request, each time anew. Whoever was in flight at two deaths without a
 token in between is a suspect; suspects are tried again in small groups and at last alone, and the
-one that is alone when the part dies again is given up. Who gets a token is cleared.
+one that is alone when the part dies again is given up. Until then whoever was in flight at one
+death waits as well, so that no other becomes a suspect beside it. Who gets a token is cleared.
 """
 
 from __future__ import annotations
@@ -292,18 +293,19 @@ class Ledger:
     def ready(self, now_s: float) -> list[Record]:
         """The parked requests that may be sent now; of the suspects, the next to be tried."""
         parked = [record for record in self.parked() if record.ready_s <= now_s]
-        free = [record for record in parked if not record.is_suspect]
-        if self._is_trying():
-            return free
         suspects = [record for record in parked if record.is_suspect]
-        if suspects:
+        is_trying = self._is_trying()
+        if not suspects and not is_trying:
+            return parked
+        chosen = [record for record in parked if not record.losses]
+        if not is_trying:
             # Groups first, so that many innocent ones do not wait long; then one by one, so that a
             # part dies four times at most until the guilty one is found.
             worst = max(record.losses for record in suspects)
             group = [record for record in suspects if record.losses == worst]
             count = 1 if worst > LOSSES_MAX else math.isqrt(len(group) - 1) + 1
-            free += group[:count]
-        return free
+            chosen += group[:count]
+        return chosen
 
     def _is_trying(self) -> bool:
         """A suspect is in flight."""
@@ -311,12 +313,12 @@ class Ledger:
 
     def expire(self, now_s: float, parked_max_s: float) -> Interrupted:
         """Removes what has waited too long: parked requests are given up, cancelled ones
-        forgotten. Suspects that wait for their turn wait for each other, not for a part."""
+        forgotten. Who waits for suspects to be tried waits for them, not for a part."""
         result = Interrupted([], [], [])
         is_trying = self._is_trying()
         for record in list(self):
             waited_s = now_s - record.since_s
-            if record.stage is Stage.PARKED and record.is_suspect and is_trying:
+            if record.stage is Stage.PARKED and record.losses and is_trying:
                 record.since_s = now_s
             elif record.stage is Stage.PARKED and record.parked_s + waited_s >= parked_max_s:
                 result.given_up.append(record)

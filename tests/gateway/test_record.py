@@ -128,7 +128,11 @@ def test_what_nobody_died_of_is_tried_again_after_a_growing_while() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 17, 60])
 @pytest.mark.parametrize("place", [0, -1])
-def test_the_request_that_parts_die_of_is_found_and_no_other_blamed(count: int, place: int) -> None:
+@pytest.mark.parametrize("more", [0, 3])
+def test_the_request_that_parts_die_of_is_found_and_no_other_blamed(
+    count: int, place: int, more: int
+) -> None:
+    """`more` come in each round, and run beside whoever is tried."""
     ledger = Ledger()
     records = [opened(ledger, f"c{i}") for i in range(count)]
     guilty = records[place]
@@ -148,12 +152,13 @@ def test_the_request_that_parts_die_of_is_found_and_no_other_blamed(count: int, 
                     ledger.take(delta(record, record.token_count, 5), now_s)
         for record in ledger.ready(now_s):
             ledger.send(record, now_s)
+        records += [opened(ledger, f"n{rounds}-{i}") for i in range(more if deaths < 4 else 0)]
         ledger.check()
         now_s += 1.0
         assert not ledger.expire(now_s, 5.0).given_up  # those that wait their turn are not late
     assert given_up == [guilty]
     assert deaths <= 4
-    assert len(ledger) == count - 1
+    assert len(ledger) == len(records) - 1
 
 
 def test_the_suspects_of_two_accidents_are_cleared_by_their_next_token() -> None:
