@@ -162,26 +162,16 @@ class Place:
             tokens = len(delta.token_ids) // ID_BYTES
             had = min(tokens, max(0, target.tokens - self.tokens[choice]))
             self.tokens[choice] += tokens
-            if had and not target.is_ended:
-                # The tokens came in other pieces than now: what is new of them goes with new text.
-                ids = delta.token_ids[ID_BYTES * had :]
-                row = Row(choice, msgspec.structs.replace(delta, token_ids=ids))
-            if target.is_ended:
+            is_all = delta.finish is None and left >= len(delta.text)
+            if target.is_ended or is_all and (left and not had or had and had == tokens):
                 known.append(row)
-            elif left == 0:
+            elif not left and not had:
                 fresh.append(row)
-            elif left >= len(delta.text) and delta.finish is None:
-                known.append(row)
-                if row.delta.token_ids and had:
-                    empty = msgspec.structs.replace(row.delta, text="", token_count=0, logprobs=())
-                    fresh.append(Row(choice, empty))
             else:
-                delta = row.delta
-                head, tail = delta.text[:left], delta.text[left:]
-                replace = msgspec.structs.replace
-                first = replace(delta, text=head, logprobs=(), finish=None, usage=None)
-                known.append(Row(choice, first))
-                fresh.append(Row(choice, replace(delta, text=tail, token_count=0, spans=b"")))
+                # It came in other pieces than now: of its text and its tokens some are new.
+                head, tail = cut(delta, left, had)
+                known.append(Row(choice, head))
+                fresh.append(Row(choice, tail))
         return known, fresh
 
     def check(self) -> None:
@@ -189,6 +179,33 @@ class Place:
         for choice, chars in enumerate(self.chars):
             rows = self.held.rows[: self.index]
             assert chars == sum(len(row.delta.text) for row in rows if row.choice == choice)
+
+
+def cut(delta: Delta, chars: int, tokens: int) -> tuple[Delta, Delta]:
+    """Its first characters and tokens, and what is left. Its end is the second's."""
+    replace = msgspec.structs.replace
+    head = replace(
+        delta,
+        token_count=tokens,
+        text=delta.text[:chars],
+        token_ids=delta.token_ids[: ID_BYTES * tokens],
+        logprobs=delta.logprobs[:tokens],
+        finish=None,
+        matched=None,
+        usage=None,
+        problem=None,
+        spans=delta.spans if chars else b"",
+    )
+    tail = replace(
+        delta,
+        index=delta.index + tokens,
+        token_count=delta.token_count - tokens,
+        text=delta.text[chars:],
+        token_ids=delta.token_ids[ID_BYTES * tokens :],
+        logprobs=delta.logprobs[tokens:],
+        spans=b"" if chars else delta.spans,
+    )
+    return head, tail
 
 
 def after(mark: Mark, delta: Delta) -> Mark:

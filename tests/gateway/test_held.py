@@ -18,7 +18,7 @@ from actors.gateway.held import (
     read_event_id,
     read_stream_id,
 )
-from messages.gateway import Delta
+from messages.gateway import Delta, TokenLogprob
 from messages.types import FinishReason, pack
 
 STREAM = StreamId("ab" * 12, 77, "0f" * 8)
@@ -76,7 +76,15 @@ def pieces(tokens: list[str], cuts: set[int]) -> list[Row]:
     rows = [
         Row(
             0,
-            Delta("r", 1, begin, end - begin, "".join(tokens[begin:end]), pack(range(begin, end))),
+            Delta(
+                "r",
+                1,
+                begin,
+                end - begin,
+                "".join(tokens[begin:end]),
+                pack(range(begin, end)),
+                tuple(TokenLogprob(b"", token, -1.0) for token in range(begin, end)),
+            ),
         )
         for begin, end in zip(at, at[1:], strict=False)
         if begin < end
@@ -85,7 +93,7 @@ def pieces(tokens: list[str], cuts: set[int]) -> list[Row]:
 
 
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=12), st.data())
-def test_token_ids_come_once_however_the_text_is_cut_the_second_time(
+def test_tokens_and_their_probabilities_come_once_however_the_text_is_cut_the_second_time(
     tokens: list[str], data: st.DataObject
 ) -> None:
     cuts = st.sets(st.integers(1, len(tokens)))
@@ -99,6 +107,9 @@ def test_token_ids_come_once_however_the_text_is_cut_the_second_time(
     _, new = Place(held, tuple(before.sent)).take()
     rows = [*had, *new]
     assert b"".join(delta.token_ids for _, delta in rows) == pack(range(len(tokens)))
+    told = [entry.token_id for _, delta in rows for entry in delta.logprobs]
+    assert told == list(range(len(tokens)))
+    assert sum(delta.token_count for _, delta in rows) == len(tokens)
     assert "".join(delta.text for _, delta in rows) == "".join(tokens)
 
 
