@@ -26,6 +26,7 @@ from actors.gateway.doors.full import Full
 from actors.gateway.doors.generate import generate_routes
 from actors.gateway.doors.ollama import Ollama
 from actors.gateway.doors.responses import Responses
+from actors.gateway.doors.resume import Resumes
 from actors.gateway.errors import Refused, answer, answer_http, unavailable
 from actors.gateway.exchange import (
     Exchange,
@@ -53,6 +54,7 @@ class App:
         self.cors = Cors(gateway.config.cors_origins)
         self.started_s = int(time.time())
         self.responses = Responses(gateway)
+        self.resumes = Resumes(gateway)
         self.batches = Batches(gateway)
         self.full = Full(gateway, self.access)
         self.description: bytes | None = None  # made when somebody asks
@@ -69,7 +71,7 @@ class App:
                 Route("/v1/models/{model:path}", self.model),
                 *Control(gateway).routes(),
                 *Ollama(gateway).routes(),
-                *generate_routes(gateway),
+                *generate_routes(gateway, self.resumes),
                 *self.responses.routes(),
                 *self.batches.routes(),
             ],

@@ -294,6 +294,7 @@ class Site:
         """Stops listening and ends every connection at once."""
         self.app.full.close()
         self.app.batches.cut()
+        self.app.resumes.close()
         if self.server is not None:
             self.server.close()
             self.server = None

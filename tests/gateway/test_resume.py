@@ -222,3 +222,15 @@ async def test_from_every_event_the_rest_is_what_came_after_it() -> None:
         last = block.split(b"\n")[0].removeprefix(b"id: ").decode()
         again = await street.ask(street.request("GET", path, headers={"last-event-id": last}))
         assert again.body.split(b"\n\n")[:-1] == blocks[index + 1 :]
+
+
+async def test_a_gateway_that_ends_waits_for_no_client() -> None:
+    street = Street()
+    await lose(street, ask(street), 4)
+    resumes = street.app.resumes
+    (kept,) = resumes.kept.values()
+    assert kept.expiry is not None
+    resumes.close()
+    assert kept.expiry.cancelled()
+    assert not resumes.kept and not resumes.shelf.held
+    resumes.check()

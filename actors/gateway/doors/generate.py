@@ -47,8 +47,8 @@ DIALECTS: tuple[Dialect, ...] = (
 )
 
 
-def generate_routes(gateway: Gateway) -> list[Route]:
-    resumes, direct = Resumes(gateway), Direct()
+def generate_routes(gateway: Gateway, resumes: Resumes) -> list[Route]:
+    direct = Direct()
     return [
         *(
             Route(dialect.path, Generate(gateway, dialect, resumes, direct), methods=["POST"])

@@ -234,6 +234,14 @@ class Resumes:
             kept.expiry.cancel()
         kept.stream.close()
 
+    def close(self) -> None:
+        """The gateway has ended: nobody can come back to it."""
+        for kept in self.kept.values():
+            self.shelf.remove(kept.name)
+            if kept.expiry is not None:
+                kept.expiry.cancel()
+        self.kept.clear()
+
     def check(self) -> None:
         self.shelf.check()
         assert set(self.kept) == set(self.shelf.held)
