@@ -55,7 +55,7 @@ PATHS = {**ROLES, GATEWAY: GATEWAY}
 WAYS = ("kill", "stop", "spin", "deadlock", "memory", "assert")
 ONLY_WORKER = ("deadlock", "assert")
 DEFAULT_WAYS = "kill:30,stop:10,spin:5,memory:5,deadlock:5"
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0  # of a machine that others use as well
 POLL_S = 0.005
 AHEAD_LEN = 20  # tokens, at most, from now to the next fault
 
@@ -129,7 +129,7 @@ class Chaos:
         self.load = load
         self.rng = rng
         self.waits = waits
-        self.client = Client(server.url, timeout_s=10.0)
+        self.client = Client(server.url, timeout_s=PATIENCE_S)
         self.log = RootLog(server.log_dir / "latest" / "main.jsonl")
 
     async def strike(self, role: str, way: str) -> Met:
@@ -359,7 +359,7 @@ async def main_async(found: argparse.Namespace) -> int:
     asked = plans(found.streams, found.tokens)
     done = done_before(found.journal)
     faults = left_of(wanted(found.roles, found.ways), done)
-    words = ["--spare-after", "1", "--resume-streams-max", "1024"]
+    words = ["--spare-after", "1", "--resume-streams-max", "1024", "--recover", f"{PATIENCE_S:g}"]
     words += [*(["--hot-spare"] if found.hot_spare else []), *found.words]
     wrong = 0
 
