@@ -4,9 +4,11 @@ wrongly. Method: simulated nodes; a stuck loop is a pulse that stops."""
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from actors.runtime import host, system
 from actors.runtime.cores import Use
 from actors.runtime.launch import LaunchFailed
 from actors.runtime.simloop import SimLoop
@@ -236,3 +238,20 @@ async def test_a_report_about_an_actor_of_another_node_changes_nothing() -> None
         p.system.report("m", Exited(Address("n", "c", 1), Reason(Cause.CRASHED, "a lie")))
         await asyncio.sleep(1)
         assert (p.incarnation("c"), p.state("c")) == (1, "running")
+
+
+async def test_what_was_frozen_is_the_collectors_again_once_a_life_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    fake = SimpleNamespace(
+        freeze=lambda: asked.append("freeze"), unfreeze=lambda: asked.append("unfreeze")
+    )
+    monkeypatch.setattr(host, "gc", fake)
+    monkeypatch.setattr(system.sys, "setswitchinterval", lambda seconds: None)
+    async with play(tree(child("c"))) as p:
+        p.system.freeze()
+        assert asked == ["freeze"]
+        await p.crash("c", 1.0)
+        p.system.freeze()  # what the life that has ended was may be garbage in circles
+        assert asked == ["freeze", "unfreeze"]

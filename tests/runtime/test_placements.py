@@ -4,6 +4,7 @@ restart in place, watch, drain, stop) on real loops in every placement."""
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from actors.runtime import process
+from actors.runtime import life, process
 from actors.runtime.context import Reply
 from actors.runtime.spec import Node, NodeKind
 from actors.runtime.system import System
@@ -133,3 +134,21 @@ async def test_threads_of_nodes_end_with_the_system() -> None:
         await system.start()
         await system.stop()
     await until(lambda: threading.active_count() <= before + 1)
+
+
+@pytest.mark.parametrize(("turn_s", "expected"), [(math.inf, "xxxyyy"), (0.0, "xyxyxy")])
+async def test_a_turn_whose_time_is_up_leaves_the_rest_for_the_next_one(
+    turn_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(life, "TURN_S", turn_s)
+    system = System(tree(child("x"), child("y")))
+    await system.start()
+    order: list[str] = []
+    for path in "xy":
+        handlers = system.node.lives[path].handlers
+        handlers[Add] = lambda message, path=path: order.append(path)
+    for path in expected:
+        system.tell(path, Add(1))
+    await until(lambda: len(order) == len(expected))
+    assert "".join(order) == expected
+    await system.stop()
