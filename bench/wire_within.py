@@ -27,7 +27,8 @@ from actors.runtime.link import Arrived, Gone, Link, Up
 from actors.runtime.schema import hash_messages
 from actors.runtime.spec import Child, Supervisor
 from actors.runtime.system import System
-from actors.runtime.transport.zmq import ROUTES_MAX, ZmqTransport
+from actors.runtime.transport.routes import ROUTES_MAX
+from actors.runtime.transport.zmq import ZmqTransport
 from bench.forge import Forge
 from messages.base import Address, Header, Lane, Message
 from messages.system import Reason, RootIn

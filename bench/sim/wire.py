@@ -23,6 +23,7 @@ from actors.runtime.clock import rng_for
 from actors.runtime.link import Gone, Limits, Outgoing
 from actors.runtime.pulse import Pulse
 from actors.runtime.transport.base import Inbound
+from actors.runtime.transport.routes import Route
 from actors.runtime.transport.zmq import Peer, ZmqTransport
 from messages.system import Cause, Reason
 
@@ -147,7 +148,7 @@ class SimTransport(ZmqTransport):
     def _open_pipes(self, peer: Peer) -> None:
         self._close_pipes(peer)
         me = self.identity
-        name = f"{me.node}#{me.incarnation}/{next(self._pipe)}".encode()
+        name = Route(me.node, me.incarnation, next(self._pipe)).name
         pipe: Any = SimPipe(name)
         pipe.path = peer.path
         peer.dealer = peer.beat = pipe
@@ -170,7 +171,7 @@ class SimTransport(ZmqTransport):
         if parts:
             self._take([zmq.Frame(part) for part in (name, *parts)])
             return
-        route = self._route(name)
+        route = self._routes.read(name)
         peer = None if route is None else self._peers.get(route.node)
         if route is None or peer is None or route.pipe != peer.pipe_in:
             self._refuse("beat")

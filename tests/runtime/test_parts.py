@@ -1,5 +1,5 @@
 """Goal: the small parts of the runtime keep their laws: timers, tally, dead letters, codec,
-directory, crew, clock."""
+directory, crew, clock, names of pipes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from actors.runtime.directory import Change, Entry, Notes
 from actors.runtime.letters import LINE_INTERVAL_S, RING_LEN, DeadLetters, Letter
 from actors.runtime.tally import SERIES_MAX, Counted, Tally
 from actors.runtime.timers import Timers
+from actors.runtime.transport.routes import ROUTES_MAX, Route, Routes
 from messages.base import Address
 from messages.system import Cause, Known, Reason, State
 from tests.runtime.players import Add, Counter, Settings, Text
@@ -303,3 +304,28 @@ def test_the_note_of_a_peer_stays_known_while_it_is_restarted() -> None:
     late = {"a": Entry("a")}  # a node that comes while it is restarted is told of the last one
     late["a"].update(Known("a", "n", 3, State.STARTING, note=b"two"))
     assert Notes(late)["a"] == b"two"
+
+
+# Names of pipes
+
+
+@given(st.text(), st.integers(), st.integers())
+def test_a_pipe_is_known_by_its_name(node: str, incarnation: int, pipe: int) -> None:
+    route = Route(node, incarnation, pipe)
+    assert Routes().read(route.name) == route
+
+
+near = st.from_regex(rb"[^#]{0,3}#[ +0-9-]{0,4}/[ +0-9-]{0,4}", fullmatch=True)
+
+
+@given(st.binary(max_size=30) | near)
+def test_what_is_read_has_the_name_that_it_was_read_from(name: bytes) -> None:
+    route = Routes().read(name)
+    assert route is None or route.name == name
+
+
+def test_names_that_others_choose_are_not_kept_without_end() -> None:
+    routes = Routes()
+    for pipe in range(3 * ROUTES_MAX):
+        assert routes.read(Route("n", 1, pipe).name) == Route("n", 1, pipe)
+        assert 0 < len(routes) <= ROUTES_MAX

@@ -18,7 +18,6 @@ import contextlib
 import itertools
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -29,6 +28,7 @@ from actors.runtime.link import Arrived, Counts, Event, Gone, Limits, Link, Outg
 from actors.runtime.pulse import Pulse
 from actors.runtime.schema import hash_messages
 from actors.runtime.transport.base import Inbound
+from actors.runtime.transport.routes import Route, Routes
 from messages.base import Header, Message
 from messages.system import Cause, Reason
 
@@ -39,20 +39,11 @@ BULK_HWM = 1000
 BEAT_HWM = 4
 LINGER_MS = 50  # so long may a last Bye keep a closed socket's pipe
 FRESH_PIPE_PROBES = 3  # unanswered so often, the pipe is replaced
-ROUTES_MAX = 1024
 TROUBLES = ("resent", "duplicate", "gap", "early", "stale", "refused", "full", "lost")
 
 # As plain ints: an enum's `&` and `|` cost as much as a small message's decoding.
 READABLE, WRITABLE = int(zmq.POLLIN), int(zmq.POLLOUT)
 NO_WAIT, MORE_NO_WAIT = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-
-
-class Route(NamedTuple):
-    """Who is at the other end of a pipe, by its routing id."""
-
-    node: str
-    incarnation: int
-    pipe: int
 
 
 class Peer:
@@ -97,7 +88,7 @@ class ZmqTransport:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(AnyFrame)
         self._peers: dict[str, Peer] = {}
-        self._routes: dict[bytes, Route] = {}
+        self._routes = Routes()
         self._session = itertools.count(1)
         self._pipe = itertools.count(1)
         self._lock_fd: int | None = None
@@ -195,7 +186,7 @@ class ZmqTransport:
         """New sockets with a new routing id, whatever became of the ones before."""
         self._close_pipes(peer)
         me = self.identity
-        name = f"{me.node}#{me.incarnation}/{next(self._pipe)}".encode()
+        name = Route(me.node, me.incarnation, next(self._pipe)).name
         peer.dealer = self._dial(name, peer.path, BULK_HWM)
         peer.beat = self._dial(name, rundir.beat_path(peer.path), BEAT_HWM)
         self._loop.add_reader(_fd(peer.dealer), self._writable, peer)
@@ -339,7 +330,7 @@ class ZmqTransport:
         if not 2 <= len(frames) <= 3:
             self._refuse("shape")
             return
-        route = self._route(frames[0].bytes)
+        route = self._routes.read(frames[0].bytes)
         if route is None:
             self._refuse("route")
             return
@@ -389,23 +380,6 @@ class ZmqTransport:
                 case Gone():
                     self._fall(node, peer, event)
 
-    def _route(self, name: bytes) -> Route | None:
-        route = self._routes.get(name)
-        if route is None:
-            try:
-                node, _, rest = name.decode().rpartition("#")
-                incarnation, _, pipe = rest.partition("/")
-                route = Route(node, int(incarnation), int(pipe))
-            except ValueError:
-                return None
-            # `int` reads "01" and "+1" too: another's name would count as the pipe of a known peer.
-            if name != f"{node}#{route.incarnation}/{route.pipe}".encode():
-                return None
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-            self._routes[name] = route
-        return route
-
     def _refuse(self, why: str) -> None:
         self.refused[why] = self.refused.get(why, 0) + 1
 
@@ -420,7 +394,7 @@ class ZmqTransport:
             if self._beats.closed or not _events(self._beats) & READABLE:
                 return
             frames = self._beats.recv_multipart(NO_WAIT)
-            route = self._route(frames[0])
+            route = self._routes.read(frames[0])
             peer = None if route is None else self._peers.get(route.node)
             if route is None or peer is None or route.pipe != peer.pipe_in:
                 self._refuse("beat")
