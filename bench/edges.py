@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 
 from bench.chaos import is_child
 from bench.chaos_load import Plan, plans
 from bench.chaos_server import Server
 from bench.client import Client, Outcome
+from bench.flood import Flooder, Found, Wave, post
 from bench.report import Report, percentile
 from bench.serve import first_model
 
@@ -39,7 +41,10 @@ Each line says what was found and what it should be.
 
 slow      100 clients that read 1 byte/s, beside 20 whose gaps between tokens are measured; against
           the same 100 reading as fast as they can
-overload  requests arrive ten times as often as they can be served
+overload  requests arrive ten times as often as they were served to 32 clients that ask again at
+          once; at random times, whatever becomes of them, on connections that are kept (--fresh: a
+          new one each). Times are from before connecting or writing until the whole answer is
+          here. The client's time on the cores is told beside that of the server's processes
 drain     SIGTERM under load, with time enough and without
 fronts    one of two front ends is killed; its clients come back with Last-Event-ID
 storm     each worker is killed, as soon as it is there, or is ready, until the house gives up
@@ -49,6 +54,7 @@ STORM_MAX = 40
 STORM_AIM = "11: five restarts by the replica, then five by the root"
 SLOW, READERS = 100, 20
 WAIT_S = 60.0
+PLACES = 32  # of overload: half of them run, half wait
 Show = Callable[..., None]
 
 
@@ -137,59 +143,81 @@ async def slow(found: argparse.Namespace, show: Show) -> None:
 
 
 async def overload(found: argparse.Namespace, show: Show) -> None:
-    words = ("--max-running", "16", "--max-queued", "16")
-    with server_of(found, *words) as server:
-        client = Client(server.url)
-        model = await first_model(client)
-        asked = [plan._replace(max_tokens=64) for plan in plans(32, 64)]
-        await ask_all(client, model, asked)  # warm
-        most = await closed_loop(client, model, asked, found.seconds)
-        outcomes, took_s = await open_loop(client, model, asked, 10 * most, found.seconds)
-    good = [o for o in outcomes if o.status == 200 and o.error is None]
-    turned = [o for o in outcomes if o.status in (429, 503)]
-    other = len(outcomes) - len(good) - len(turned)
-    refused_ms = [1000 * (o.done_s - o.sent_s) for o in turned]
-    rate = len(good) / took_s
-    show("R15", "most requests/s, 32 clients", most, "")
-    show("R15", "served/s of ten times that", rate, ">= 90 %", f"{100 * rate / most:.0f} %")
-    told = sum(b"retry-after" in o.headers for o in turned)
+    """Requests arrive at seeded random times, ten times as many as were served to clients that ask
+    again at once. The client is `bench/flood.py`; times are from before it connects or writes."""
+    words = ("--max-running", str(PLACES // 2), "--max-queued", str(PLACES // 2))
+    with server_of(found, *words) as server, Flooder() as flooder:
+        model = await first_model(Client(server.url))
+        roles = await roles_of(server)
+        requests = [
+            post("/v1/completions", plan._replace(max_tokens=64).body(model), keeps=not found.fresh)
+            for plan in plans(PLACES, 64)
+        ]
+        wave = Wave(
+            port=int(server.url.rsplit(":", 1)[1]),
+            requests=requests,
+            seconds=found.seconds,
+            clients=PLACES,
+            keeps=not found.fresh,
+        )
+        flooder.flood(msgspec.structs.replace(wave, seconds=2.0))  # warm
+        before, most, between = cpu_of(roles), flooder.flood(wave), cpu_of(roles)
+        most_rate = served(most, found.seconds) / found.seconds
+        rate = 10 * most_rate
+        flood = flooder.flood(msgspec.structs.replace(wave, clients=0, rate=rate))
+        after = cpu_of(roles)
+    turned = [a for a in flood.answers if a.status in (429, 503) and a.done_s is not None]
+    good = sum(a.status == 200 and a.is_whole for a in flood.answers)
+    other = len(flood.answers) - good - len(turned)
+    refused_ms = [1000 * (a.done_s - a.sent_s) for a in turned if a.done_s is not None]
+    kept_rate = served(flood, found.seconds) / found.seconds
+    show("R15", f"most requests/s, {PLACES} clients", most_rate, "")
+    show("R15", "arrived/s", len(flood.answers) / found.seconds, "10 times that")
+    note = f"{100 * kept_rate / most_rate:.0f} %"
+    show("R15", "served/s of ten times that", kept_rate, ">= 90 %", note)
+    told = sum(answer.retries for answer in turned)
     show("R15", "refused, with Retry-After", told, f"of {len(turned)}")
-    show("R15", "time to a refusal p50 ms", percentile(refused_ms, 0.5), "")
-    show("R15", "time to a refusal p99 ms", percentile(refused_ms, 0.99), "< 50")
+    for share in (0.5, 0.99):
+        name = f"time to a refusal p{100 * share:.0f} ms"
+        show("R15", name, percentile(refused_ms, share), "< 50")
     show("R15", "neither served nor refused", other, "0")
+    show(
+        "R15",
+        "request sent late p99 ms",
+        1000 * percentile(flood.late_s, 0.99),
+        "",
+        "by the client",
+    )
+    for name, first, second in (("most", before, between), ("ten times", between, after)):
+        used = {role: second[role] - first[role] for role in roles}
+        used["client"] = (most if name == "most" else flood).cpu_s
+        told_by = ", ".join(f"{role} {cpu_s:.1f}" for role, cpu_s in used.items())
+        show("R15", f"CPU seconds, {name}", sum(used.values()), "", told_by)
 
 
-async def closed_loop(client: Client, model: str, asked: list[Plan], seconds: float) -> float:
-    """Each place asks again as soon as it has its answer. Requests/s."""
-    loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    count = 0
-
-    async def place(plan: Plan) -> None:
-        nonlocal count
-        while loop.time() - begin_s < seconds:
-            outcome = await client.stream("/v1/completions", plan.body(model))
-            count += outcome.error is None
-
-    await asyncio.gather(*(place(plan) for plan in asked))
-    return count / (loop.time() - begin_s)
+def served(found: Found, seconds: float) -> int:
+    """Whole answers within the wave's time; what it left to be done then does not count."""
+    return sum(
+        answer.status == 200 and answer.is_whole and (answer.done_s or seconds) < seconds
+        for answer in found.answers
+    )
 
 
-async def open_loop(
-    client: Client, model: str, asked: list[Plan], rate: float, seconds: float
-) -> tuple[list[Outcome], float]:
-    """Requests arrive whatever becomes of them. All outcomes, and how long it took."""
-    loop = asyncio.get_running_loop()
-    begin_s = loop.time()
-    tasks = []
-    while loop.time() - begin_s < seconds:
-        due = int((loop.time() - begin_s) * rate)
-        while len(tasks) < due:
-            body = asked[len(tasks) % len(asked)].body(model)
-            tasks.append(asyncio.create_task(client.stream("/v1/completions", body)))
-        await asyncio.sleep(0.002)
-    outcomes = await asyncio.gather(*tasks)
-    return list(outcomes), loop.time() - begin_s
+async def roles_of(server: Server) -> dict[str, psutil.Process]:
+    """The server's processes by what lives in them."""
+    async with httpx.AsyncClient(timeout=10.0) as client:
+        rows = {
+            row["path"]: row["pid"] for row in (await client.get(server.url + "/actors")).json()
+        }
+    paths = {"front": "gateway", "engine": "replica/scheduler", "worker": "replica/worker"}
+    roles = {role: psutil.Process(rows[path]) for role, path in paths.items()}
+    return {"main": psutil.Process(server.process.pid), **roles}
+
+
+def cpu_of(roles: dict[str, psutil.Process]) -> dict[str, float]:
+    """Seconds on a processor, in user and system mode."""
+    times = {role: process.cpu_times() for role, process in roles.items()}
+    return {role: found.user + found.system for role, found in times.items()}
 
 
 # The end
@@ -374,6 +402,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=40, help="of drain and fronts")
     parser.add_argument("--kills", type=int, default=4, help="of fronts")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load of overload")
+    parser.add_argument("--fresh", action="store_true", help="overload: a connection a request")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)

@@ -13,10 +13,12 @@ import contextlib
 import json
 import os
 import random
+import resource
 import socket
 import string
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,6 +32,7 @@ from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
 from actors.runtime.system import System
 from actors.scheduler.mail import Mail
+from bench.flood import Flooder, Found, Seen, Wave, post
 from bench.report import Report
 from messages import detokenizer, scheduler, worker
 from messages.config import (
@@ -55,6 +58,8 @@ Processor time of the front end for each event, with a scripted back end.
 """
 
 WORDS = 4096  # of four letters, so that an event is as long as one of a real model
+STEP_ROWS = 1024  # of a step at most
+FILES_BESIDE = 1024  # of a gateway, beside its connections
 GATHER_S = 0.2  # after the last request has come, before the first step
 
 
@@ -106,7 +111,8 @@ class Played:
 
 
 class Scripted(Actor):
-    """The scheduler's room: each step is a token for everybody."""
+    """The scheduler's room: each step is a token for everybody, or for a batch where there are too
+    many for one step; batches take turns."""
 
     accepts = Submit | scheduler.Cancel | scheduler.Poll | scheduler.StopMet
     private: ClassVar[Any] = Tick
@@ -116,7 +122,8 @@ class Scripted(Actor):
         self.script = script
         self.paths = paths
         self.mails: dict[str, Mail] = {}
-        self.played: list[Played] = []
+        self.played: list[Played] = []  # those who wait for the rest
+        self.batches: deque[list[Played]] = deque()  # the next to have a step first
         self.due_s: float | None = None
 
     async def on_start(self) -> bytes:
@@ -137,13 +144,16 @@ class Scripted(Actor):
         )
         self.played.append(Played(message, mail))
         if self.due_s is None and len(self.played) == self.script.streams:
+            count = -(-len(self.played) // STEP_ROWS)
+            self.batches.extend(self.played[nth::count] for nth in range(count))
+            self.played = []
             self.due_s = self.context.now_s() + GATHER_S
             self.context.start_timer("step", Tick(), after_s=GATHER_S)
 
     def on_tick(self, message: Tick) -> None:
         tokens = self.tokens
         going = []
-        for played in self.played:
+        for played in self.batches.popleft():
             submit, index = played.submit, played.index
             played.index = index + 1
             finish, usage = None, None
@@ -154,15 +164,16 @@ class Scripted(Actor):
             token = tokens[(index * 7 + len(going)) & 1023]
             tail = Tail(submit.request, submit.attempt, index, token, (), finish, None, usage)
             played.mail.rows.append(tail)
-        self.played = going
         for path, mail in self.mails.items():
             if mail.rows:
                 self.detokenizers[path].tell(mail.take())
+        if going:
+            self.batches.append(going)
         assert self.due_s is not None
-        if not going:
+        if not self.batches:
             self.due_s = None
             return
-        self.due_s += 1 / self.script.steps_per_s
+        self.due_s += 1 / (self.script.steps_per_s * len(self.batches))
         after_s = max(0.0, self.due_s - self.context.now_s())
         self.context.start_timer("step", Tick(), after_s=after_s)
 
@@ -215,42 +226,12 @@ def make_vocabulary(folder: Path, word_count: int = WORDS) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
 
 
-class Listener(asyncio.Protocol):
-    """One client: sends its request, counts events. Costs as little as it can."""
-
-    def __init__(self, request: bytes) -> None:
-        self.request = request
-        self.event_count = 0
-        self.write_count = 0
-        self.status = b""
-        self.is_whole = False
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        transport.write(self.request)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.status:
-            self.status = data[9:12]
-        self.event_count += data.count(b"\n\n")
-        self.write_count += 1
-        self.is_whole = self.is_whole or b"data: [DONE]" in data
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
 def request_of(found: argparse.Namespace, max_tokens: int) -> bytes:
     body: dict[str, Any] = {"model": "m", "max_tokens": max_tokens, "stream": True}
     if found.chat:
-        path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": "Hello"}]
-    else:
-        path, body["prompt"] = "/v1/completions", list(range(32))
-    content = msgspec.json.encode(body)
-    head = f"POST {path} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
-    head += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + content
+        body["messages"] = [{"role": "user", "content": "Hello"}]
+        return post("/v1/chat/completions", body, keeps=False)
+    return post("/v1/completions", {**body, "prompt": list(range(32))}, keeps=False)
 
 
 @contextlib.asynccontextmanager
@@ -259,8 +240,10 @@ async def running(found: argparse.Namespace, script: Script, port: int) -> Async
         make_vocabulary(Path(folder))
         config = Config(
             model=ModelConfig(path=folder, name="m"),
-            gateway=GatewayConfig(port=port),
+            gateway=GatewayConfig(port=port, open_max=max(10_000, script.streams)),
             cache=CacheConfig(kv_tokens=1024),
+            # The gateway refuses what they would have no place for.
+            scheduler=SchedulerConfig(running_max=script.streams),
             runtime=RuntimeConfig(front_ends=found.front_ends),
         )
         root, nodes = tree.build(config)
@@ -294,58 +277,61 @@ def busy_ns(pid: int) -> tuple[int, int]:
     return loop, others
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    while not holds():  # noqa: ASYNC110 - an event would cost the clients more than this
-        await asyncio.sleep(0.01)
+def check_files(streams: int) -> None:
+    """Raises SystemExit where that many connections cannot be open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < streams + FILES_BESIDE:
+        raise SystemExit(f"{streams} streams need more open files than the {hard} allowed here")
 
 
 async def measure_one(found: argparse.Namespace, streams: int, report: Report) -> None:
-    """One server, one wave of streams."""
+    """One server, one wave of streams. From when all have begun until the first has ended."""
+    check_files(streams)
     steps_per_s = found.rate / streams
     steps = max(20, round(found.seconds * steps_per_s))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     script = Script(streams=streams, steps_per_s=steps_per_s)
+    requests = [request_of(found, steps)]
+    wave = Wave(port=port, requests=requests, clients=streams, once=True, seconds=600, keeps=False)
     async with running(found, script, port) as system:
         fronts = {row.pid for row in system.actors() if row.path.endswith("gateway")}
         assert os.getpid() not in fronts
         if found.announce:
             print("front ends:", *fronts, flush=True)
-        loop = asyncio.get_running_loop()
-        request = request_of(found, steps)
-        made = [
-            await loop.create_connection(lambda: Listener(request), "127.0.0.1", port)
-            for _ in range(streams)
-        ]
-        listeners = [listener for _, listener in made]
-        await until(lambda: all(listener.event_count for listener in listeners))
-        before = [busy_ns(pid) for pid in fronts]
-        seen = sum(listener.event_count for listener in listeners)
-        writes = sum(listener.write_count for listener in listeners)
-        begin_s = loop.time()
-        await until(lambda: any(listener.is_whole for listener in listeners))
-        after = [busy_ns(pid) for pid in fronts]
-        elapsed_s = loop.time() - begin_s
-        events = sum(listener.event_count for listener in listeners) - seen
-        writes = sum(listener.write_count for listener in listeners) - writes
-        await asyncio.gather(*[listener.ended for listener in listeners])
-    bad = [listener for listener in listeners if not listener.is_whole]
+        with Flooder() as flooder:
+            flooder.start(wave)
+            begun = await asyncio.to_thread(flooder.next)
+            before = [busy_ns(pid) for pid in fronts]
+            ended = await asyncio.to_thread(flooder.next)
+            after = [busy_ns(pid) for pid in fronts]
+            mib = sum(rss_mib(pid) for pid in fronts)
+            last = await asyncio.to_thread(flooder.next)
+    assert isinstance(begun, Seen) and isinstance(ended, Seen) and isinstance(last, Found)
+    events, elapsed_s = ended.events - begun.events, ended.at_s - begun.at_s
     loop_ns = sum(b[0] - a[0] for a, b in zip(before, after, strict=True))
     other_ns = sum(b[1] - a[1] for a, b in zip(before, after, strict=True))
     report.add(
         streams=streams,
         front_ends=found.front_ends,
         route="chat" if found.chat else "completions",
-        errors=len(bad),
+        errors=sum(not answer.is_whole for answer in last.answers),
         asked_per_s=found.rate,
         events_per_s=events / elapsed_s,
-        events_a_read=events / max(1, writes),
+        events_a_read=events / max(1, ended.reads - begun.reads),
         loop_us_an_event=loop_ns / events / 1e3,
         links_us_an_event=other_ns / events / 1e3,
+        client_us_an_event=1e6 * last.cpu_s / sum(answer.events for answer in last.answers),
         busy=loop_ns / 1e9 / elapsed_s / len(fronts),
         events_per_s_a_core=1e9 * events / loop_ns,
+        front_mib=mib,
     )
+
+
+def rss_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
 
 
 async def measure(found: argparse.Namespace) -> int:
