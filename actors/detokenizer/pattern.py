@@ -41,7 +41,7 @@ class Patterns:
 
     def __init__(self, patterns: Sequence[StopPattern], chars_max: int) -> None:
         self.texts: list[str] = []  # by state
-        self._classes: list[re.Pattern[str]] = []  # by state
+        classes: dict[str, list[int]] = {}  # the states of each class of characters
         self._hits: dict[str, frozenset[int]] = {}  # by character
         self._hit_count = 0
         first: set[int] = set()
@@ -50,12 +50,14 @@ class Patterns:
         for pattern in patterns:
             base = len(self.follows)
             self.texts += [pattern.text] * len(pattern.classes)
-            self._classes += [re.compile(text) for text in pattern.classes]
+            for state, chars in enumerate(pattern.classes, base):
+                classes.setdefault(chars, []).append(state)
             first.update(base + state for state in unpack(pattern.first))
             last.update(base + state for state in unpack(pattern.last))
             self.follows += [
                 tuple(base + state for state in unpack(follows)) for follows in pattern.follows
             ]
+        self._classes = [(re.compile(chars), states) for chars, states in classes.items()]
         # States that go on alike, as those of a repeated choice do, are moved together.
         self.ways = list(dict.fromkeys(self.follows))
         numbers = {follows: number for number, follows in enumerate(self.ways)}
@@ -88,7 +90,10 @@ class Patterns:
         found = self._hits.get(character)
         if found is None:
             found = frozenset(
-                state for state, chars in enumerate(self._classes) if chars.match(character)
+                state
+                for chars, states in self._classes
+                if chars.match(character)
+                for state in states
             )
             self._hit_count += 1 + len(found)
             if self._hit_count > HITS_MAX:
@@ -123,18 +128,15 @@ class PatternRun:
                 if following in hits:
                     reached[following] = reached.get(following, 0) | longer
         found: tuple[int, str] | None = None
-        held = 0
-        active = {}
-        for state in sorted(reached):
-            lengths = reached[state]
-            length = lengths.bit_length()
-            if length and state in patterns.last and (found is None or length > found[0]):
+        for state in sorted(patterns.last & reached.keys()):
+            length = reached[state].bit_length()
+            if length and (found is None or length > found[0]):
                 found = (length, patterns.texts[state])
-            lengths &= patterns.keep[state]
-            if lengths:
-                active[state] = lengths
-                held = max(held, lengths.bit_length())
-        self.active, self.held = active, held
+        keep = patterns.keep
+        self.active = {
+            state: kept for state, lengths in reached.items() if (kept := lengths & keep[state])
+        }
+        self.held = max(map(int.bit_length, self.active.values()), default=0)
         return found
 
 

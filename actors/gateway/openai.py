@@ -18,7 +18,15 @@ from actors.gateway.constraint import read_constraint
 from actors.gateway.conversation import read_conversation
 from actors.gateway.errors import Refused, invalid
 from actors.gateway.inputs import NEUTRAL, Limits, check_ids, check_model, decode, read_inputs
-from actors.gateway.pattern import MOVES_MAX, BadPattern, move_count, read_pattern
+from actors.gateway.pattern import (
+    CROWD_MAX,
+    CROWD_MOVES_MAX,
+    MOVES_MAX,
+    BadPattern,
+    crowd_of,
+    move_count,
+    read_pattern,
+)
 from actors.gateway.shape import Shape, read_shape
 from messages.openai import (
     NOT_GIVEN,
@@ -284,7 +292,7 @@ def read_sampling(
         allowed_ids=tuple(sorted(set(body.allowed_token_ids or ()))),
         prompt_logprobs=read_prompt_logprobs(body),
         processors=tuple(
-            ProcessorCall(choice.name, bytes(choice.params))
+            ProcessorCall(choice.name, bytes(choice.params).removeprefix(b"null"))
             for choice in body.logits_processors or ()
         ),
     )
@@ -364,6 +372,13 @@ def read_patterns(body: Generation, limits: Limits) -> tuple[StopPattern, ...]:
         except BadPattern as error:
             raise invalid(f"`stop_regex` has a wrong expression: {error}.", "stop_regex") from None
         moves_left -= move_count(patterns[-1])
+    if crowd_of(patterns).is_too_large:
+        raise invalid(
+            f"`stop_regex` is too costly: a character may stand at more than {CROWD_MAX} places of "
+            f"it at once, or go on from there in more than {CROWD_MOVES_MAX} ways. Shorter bounded "
+            "repetitions, as in `.{100}`, or unbounded ones, as in `.*`, cost less.",
+            "stop_regex",
+        )
     return tuple(patterns)
 
 

@@ -22,6 +22,10 @@ POSITIONS_MAX = 512
 MOVES_MAX = 1024  # of all expressions of a request, those from the beginning included
 DEPTH_MAX = 64  # of groups within groups
 REPEAT_MAX = 1000
+# A character of text costs some 0.25 us for each place of the expressions that it may stand at and
+# each move from there (`python -m timeit` on one core): these keep the worst one below 50.
+CROWD_MAX = 128
+CROWD_MOVES_MAX = 224
 COMPLEX = "it is too complex"
 
 ANY, ANY_BUT_NEWLINE = r"[\s\S]", r"[^\n]"
@@ -31,6 +35,7 @@ HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 LOOKS = "ABbZGzK"
 BOUNDS = re.compile(r"\{(\d*)(,?)(\d*)\}", re.ASCII)
 FLAGS = re.compile(r"\(\?([a-zA-Z]+)\)")
+LETTER = re.compile(r"(?:\(\?i:)?\[\\U([0-9a-f]{8})\]\)?")  # a class of one character
 
 
 class BadPattern(Exception):
@@ -91,6 +96,38 @@ def read_pattern(text: str, moves_max: int = MOVES_MAX) -> StopPattern:
 
 def move_count(pattern: StopPattern) -> int:
     return (len(pattern.first) + sum(map(len, pattern.follows))) // 4
+
+
+class Crowd(NamedTuple):
+    """What one character of text can cost."""
+
+    places: int  # where it may stand, in all expressions together
+    moves: int  # from these to others
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.places > CROWD_MAX or self.moves > CROWD_MOVES_MAX
+
+
+def crowd_of(patterns: Sequence[StopPattern]) -> Crowd:
+    """No character costs more. A class of several characters counts as one of all."""
+    wide_places = wide_moves = 0
+    letters: dict[str, tuple[int, int]] = {}
+    for pattern in patterns:
+        for chars, follows in zip(pattern.classes, pattern.follows, strict=True):
+            move_count = len(follows) // 4
+            found = LETTER.fullmatch(chars)
+            if found is None:
+                wide_places += 1
+                wide_moves += move_count
+            else:
+                letter = chr(int(found[1], 16)).casefold()
+                places, moves = letters.get(letter, (0, 0))
+                letters[letter] = places + 1, moves + move_count
+    return Crowd(
+        wide_places + max((places for places, _ in letters.values()), default=0),
+        wide_moves + max((moves for _, moves in letters.values()), default=0),
+    )
 
 
 class Parser:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.detokenizer.pattern import HITS_MAX, PatternRun, Patterns, automaton_of
 from actors.detokenizer.stop import StopMatcher, StopStrings
-from actors.gateway.pattern import read_pattern
+from actors.gateway.pattern import crowd_of, read_pattern
 
 EXPRESSIONS = [
     "a+b",
@@ -147,6 +148,36 @@ def test_work_for_a_character_is_bounded_by_the_automaton() -> None:
         assert all(lengths.bit_length() <= 1024 for lengths in run.active.values())
     assert run.held == 1023
     assert run.step("b") == (1024, "(a+)+b")
+
+
+class Counted(dict[int, int]):
+    """Counts what is done for the states in it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.done = 0
+
+    def items(self) -> Any:
+        self.done += len(self)
+        return super().items()
+
+
+@pytest.mark.parametrize("text", [".{127}X", "(.+a){64}", "a{0,100}b", "(.?.){42}X"])
+def test_the_dearest_expressions_that_are_read_stay_within_their_count(text: str) -> None:
+    """States that are gone through for one character, and moves from them."""
+    pattern = read_pattern(text)
+    crowd = crowd_of([pattern])
+    assert not crowd.is_too_large
+    run = PatternRun(Patterns([pattern], 1024))
+    most = 0
+    for _ in range(1500):
+        before = Counted(run.active)
+        run.active = before
+        moves = sum(len(run.patterns.follows[state]) for state in run.active)
+        run.step("a")
+        assert before.done <= crowd.places and moves <= crowd.moves
+        most = max(most, before.done)
+    assert most >= crowd.places // 2  # it is no idle bound
 
 
 def test_what_is_remembered_of_characters_is_bounded() -> None:

@@ -386,7 +386,7 @@ def test_fields_that_we_do_not_have_are_refused_by_name(field: str, value: Any) 
 def test_processors_are_named_with_their_parameters_unread() -> None:
     for read in (chat, completion):
         assert read().call.sampling.processors == ()
-        wanted = [{"name": "a", "params": {"x": [1]}}, {"name": "b"}]
+        wanted = [{"name": "a", "params": {"x": [1]}}, {"name": "b", "params": None}]
         calls = read(logits_processors=wanted).call.sampling.processors
         assert calls == (ProcessorCall("a", b'{"x":[1]}'), ProcessorCall("b"))
         for wrong in ({"name": ""}, {}, {"qualname": "os:system"}, {"name": "a", "code": "x"}):

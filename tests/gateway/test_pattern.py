@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.gateway.pattern import MOVES_MAX, POSITIONS_MAX, BadPattern, move_count, read_pattern
+from actors.gateway.pattern import (
+    MOVES_MAX,
+    POSITIONS_MAX,
+    BadPattern,
+    crowd_of,
+    move_count,
+    read_pattern,
+)
 from messages.types import StopPattern, unpack
 
 
@@ -152,3 +159,31 @@ def test_the_catastrophes_of_engines_that_go_back_are_small() -> None:
     for text in ("(a+)+b", "(a|a)*b", "(a*)*b", "(a|aa)+b", "(.*a){20}", "a{0,100}b"):
         pattern = read_pattern(text)
         assert len(pattern.classes) <= 101 and move_count(pattern) <= 400, text
+
+
+@pytest.mark.parametrize("text", [".{500}X", "a{129}b", "(?i)(Ss){70}", "(a|b|.|[ab]){33}"])
+def test_an_expression_that_a_character_stands_in_at_many_places_is_too_large(text: str) -> None:
+    assert crowd_of([read_pattern(text)]).is_too_large
+
+
+@pytest.mark.parametrize(
+    "text",
+    [".{100}X", "a{0,100}b", "(.*a){20}", r"\n\n(Observation|Question|User): .{0,80}", "a" * 99],
+)
+def test_what_is_asked_for_in_earnest_is_not(text: str) -> None:
+    assert not crowd_of([read_pattern(text)]).is_too_large
+
+
+@given(st.lists(ATOMS, min_size=1, max_size=12), st.sampled_from("abcAB1 \n-].K"))
+def test_no_character_stands_at_more_places_than_are_counted(
+    atoms: list[str], character: str
+) -> None:
+    for flags in ("", "(?i)"):
+        try:
+            pattern = read_pattern(flags + "".join(atoms))
+        except BadPattern:
+            continue
+        there = [state for state, chars in enumerate(pattern.classes) if re.match(chars, character)]
+        crowd = crowd_of([pattern])
+        assert len(there) <= crowd.places
+        assert sum(len(unpack(pattern.follows[state])) for state in there) <= crowd.moves
