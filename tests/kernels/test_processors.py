@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.batch import Ints, Sampling
 from kernels.processors.base import LogitsProcessor, process
-from kernels.processors.ngram import no_repeat_ngram
+from kernels.processors.ngram import Runs, no_repeat_ngram
 from kernels.processors.thinking import thinking_budget
 from kernels.slots import Slots
 from tests.kernels.conftest import Answered
@@ -65,6 +65,34 @@ def test_no_repeat_ngram_bars_what_would_repeat_a_run(
     seen = said[-window:] if window else said
     free = {token for token in range(V) if token in allowed or not repeats([*seen, token], size)}
     assert left(processor, [0, 1, 0, 1], said) == free
+
+
+class Looked(dict[int, dict[int, int]]):
+    """Counts the tokens that are looked at."""
+
+    count = 0
+
+    def setdefault(self, key: int, default: Any = None) -> dict[int, int]:
+        self.count += 1
+        return super().setdefault(key, default)
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_each_token_of_a_row_is_looked_at_once_however_long_it_grows(size: int) -> None:
+    runs = Runs(size)
+    looked = runs.followed = Looked()
+    tokens = ints([place * place % 7 for place in range(300)])
+    for count in range(1, len(tokens) + 1):
+        runs.read(tokens[:count])
+    assert looked.count == len(tokens) - size + 1
+
+
+def test_tokens_that_are_others_than_before_are_read_anew() -> None:
+    processor = no_repeat_ngram(Ngram(2))
+    assert left(processor, [], [0, 1, 0]) == set(range(V)) - {1}
+    assert left(processor, [], [2, 3, 0, 5, 0]) == set(range(V)) - {5}
+    assert left(processor, [], [0]) == set(range(V))
+    assert left(processor, [], [0, 1, 0]) == set(range(V)) - {1}
 
 
 def spoken(processor: LogitsProcessor, prompt: list[int], said: list[int]) -> list[int]:
