@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernels.registry import Entry, Registry
 
@@ -28,6 +28,22 @@ SEAMS = (
 )
 
 
+# Settings that name entries of a seam: section and field, the seam, and what names none. Those of
+# the device's seams are left to the worker, which is the first to start.
+SETTINGS = (
+    ("scheduler", "policy", ("actors.scheduler.queue", "POLICIES"), ()),
+    ("cache", "eviction", ("actors.cache.evict", "EVICTIONS"), ()),
+    ("gateway", "tool_parser", ("actors.gateway.tools.base", "TOOL_PARSERS"), ("auto", "none")),
+    (
+        "gateway",
+        "reasoning_parser",
+        ("actors.gateway.reasoning.base", "REASONING_PARSERS"),
+        ("auto", "none", ""),
+    ),
+    ("tokenizer", "logits_processors", ("actors.processors.base", "PROCESSORS"), ("",)),
+)
+
+
 class Missing(NamedTuple):
     """A seam that can't be looked at on this machine."""
 
@@ -43,3 +59,19 @@ def listed() -> Iterator[Entry | Missing]:
             yield from registry.entries()
         except (ImportError, ValueError) as error:
             yield Missing(f"{module}.{name}", str(error))
+
+
+def unknown(config: Any) -> Iterator[tuple[str, str]]:
+    """The settings (as SECTION.FIELD) that name what no seam has, and what is wrong; a setting may
+    hold several names between commas. Imports only the seams of those that were changed."""
+    for section, field, (module, name), others in SETTINGS:
+        own = getattr(config, section)
+        value = getattr(own, field)
+        if value == getattr(type(own)(), field):
+            continue
+        registry: Registry[object] = getattr(importlib.import_module(module), name)
+        for word in value.split(","):
+            if word.strip() in (*others, *registry.names()):
+                continue
+            known = ", ".join(sorted({*others, *registry.names()} - {""}))
+            yield f"{section}.{field}", f"there is no {word.strip()!r}; known are: {known}"

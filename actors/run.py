@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from actors import source, tree
+from actors import plugins, source, tree
 from actors.resolve import Machine, Settled, resolve
 from actors.runtime.log import Logs, make_run_log_dir
 from actors.runtime.system import MAIN, StartFailed, System
-from actors.settings import SettingsError
+from actors.settings import FLAGS, SettingsError
 from messages.config import Config, GatewayConfig
 from messages.system import Cause, Reason, State
 
@@ -42,9 +42,11 @@ class CannotListen(Exception):
 def settle(config: Config, show: Show) -> Settled:
     """Finds the model (fetching it if need be), a directory for the run's logs, and a port.
 
-    Raises: SettingsError or source.SourceError, the user's fault: a file that is not to be read, no
-    such model, or it is incomplete; CannotListen, found before anything that takes time.
+    Raises: SettingsError or source.SourceError, the user's fault: a name that no seam has, a file
+    that is not to be read, no such model, or it is incomplete; CannotListen, found before anything
+    that takes time.
     """
+    check_names(config)
     if config.gateway.http:
         check_files(config.gateway)
         check_address(config.gateway.host, config.gateway.port)
@@ -61,6 +63,13 @@ def settle(config: Config, show: Show) -> Settled:
             gpu_count=gpu_count(),
         ),
     )
+
+
+def check_names(config: Config) -> None:
+    """Raises SettingsError where a setting names what is neither built in nor installed."""
+    for key, why in plugins.unknown(config):
+        flag = next(flag.flag for flag in FLAGS if flag.key == key)
+        raise SettingsError(f"{flag}: {why}")
 
 
 def check_files(gateway: GatewayConfig) -> None:

@@ -165,7 +165,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "batch_running_max", "--batch-running", "batch requests open at once"),
     Flag("gateway", "file_bytes_max", "--file-bytes-max", "largest file of /v1/files"),
     Flag("tokenizer", "threads", "--tokenizer-threads", "threads that encode prompts"),
-    Flag("tokenizer", "logits_processors", "--logits-processors", "that requests may choose"),
+    Flag(
+        "tokenizer",
+        "logits_processors",
+        "--logits-processors",
+        "that requests may choose, between commas",
+        metavar="NAMES",
+    ),
     Flag("tokenizer", "queued_max", "--tokenizer-queued", "prompts that may wait to be encoded"),
     Flag(
         "tokenizer",

@@ -5,12 +5,22 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import app
-from actors import plugins
+from actors import plugins, run
+from actors.settings import SettingsError
 from kernels.registry import Entry
+from messages.config import (
+    CacheConfig,
+    Config,
+    GatewayConfig,
+    ModelConfig,
+    SchedulerConfig,
+    TokenizerConfig,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,3 +56,32 @@ def test_a_seam_that_cannot_be_imported_hides_no_other(monkeypatch: pytest.Monke
     assert isinstance(first, plugins.Missing)
     assert first.where == "no.such.module.THINGS" and "no" in first.why
     assert rest and all(isinstance(entry, Entry) for entry in rest)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tokenizer": TokenizerConfig(logits_processors="no_repeat_ngram, nope")}, "nope"),
+        ({"scheduler": SchedulerConfig(policy="fifo")}, "fcfs, lpm"),
+        ({"cache": CacheConfig(eviction="x")}, "lru"),
+        ({"gateway": GatewayConfig(tool_parser="x")}, "auto, "),
+        ({"gateway": GatewayConfig(reasoning_parser="x")}, "none, "),
+    ],
+)
+def test_a_setting_that_names_nothing_is_told_before_a_model_is_looked_for(
+    settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(SettingsError, match=told) as caught:
+        run.settle(Config(model=ModelConfig(path="nowhere"), **settings), print)
+    assert str(caught.value).startswith("--")
+
+
+def test_names_that_there_are_and_words_for_none_pass() -> None:
+    run.check_names(Config())
+    run.check_names(
+        Config(
+            tokenizer=TokenizerConfig(logits_processors="no_repeat_ngram, thinking_budget"),
+            scheduler=SchedulerConfig(policy="fcfs"),
+            gateway=GatewayConfig(tool_parser="none", reasoning_parser="none"),
+        )
+    )

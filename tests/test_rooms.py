@@ -193,7 +193,7 @@ RULES: tuple[Rule, ...] = (
     Rule("actors/resolve.py", ("msgspec", "messages"), PURE, NOT_ROOMS),
     Rule("actors/tree.py", ("msgspec", "messages", "actors.runtime"), PURE, NOT_ROOMS),
     Rule("actors/source.py", ("huggingface_hub", "tqdm", "structlog")),
-    Rule("actors/run.py", ("messages", *AROUND), STDLIB, NOT_ROOMS),
+    Rule("actors/run.py", ("messages", "actors.plugins", *AROUND), STDLIB, NOT_ROOMS),
     Rule("actors/engine.py", ("msgspec", "messages", "actors.gateway", "actors.run", *AROUND)),
     Rule("actors/console.py", ("msgspec", "tqdm", "actors.engine", "actors.settings")),
     Rule("actors/doctor.py", ("messages.config",)),
