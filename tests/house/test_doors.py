@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from tests.house.server import Server, eventually
+from tests.house.server import WAIT_S, Server, eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -42,8 +42,8 @@ def test_keys_responses_and_a_batch_through_a_kill(
     server = serve(*words).wait_ready()
     with pytest.raises(openai.AuthenticationError):
         client_of(server, "wrong").models.list()
-    assert httpx.get(server.url + "/health").status_code == 200
-    assert httpx.post(server.url + "/flush_cache").status_code == 403
+    assert server.get("/health").status_code == 200
+    assert httpx.post(server.url + "/flush_cache", timeout=WAIT_S).status_code == 403
     client = client_of(server)
     model = client.models.list().data[0].id
     first = client.responses.create(

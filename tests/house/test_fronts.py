@@ -38,11 +38,6 @@ def is_whole(server: Server) -> Callable[[], bool]:
     return lambda: server.get("/health").json() == {"status": "ok"}
 
 
-def pid_of(server: Server, path: str) -> int:
-    pid: int = server.rows()[path]["pid"]
-    return pid
-
-
 def peer_ports(pid: int) -> set[int]:
     """The clients' ports of all connections that a process has."""
     return {c.raddr.port for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
@@ -102,7 +97,7 @@ class Reader:
 
 
 def test_both_front_ends_answer_and_say_the_same_of_the_house(two: Server) -> None:
-    pids = {pid_of(two, path) for path in FRONTS}
+    pids = {two.pid_of(path) for path in FRONTS}
     assert len(pids) == 2
     seen: set[int] = set()
 
@@ -128,7 +123,7 @@ def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:
     prompts = [f"Once upon a time {index}" for index in range(STREAMS)]
     expected = {prompt: ask(two, prompt) for prompt in prompts}
     victim = "fronts/0/gateway"
-    pid = pid_of(two, victim)
+    pid = two.pid_of(victim)
     readers = [Reader(two, prompt) for prompt in prompts]
     ports: set[int] = set()
 
@@ -149,15 +144,12 @@ def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:
             assert reader.is_whole
             assert reader.text == expected[reader.prompt]
 
-    def is_back() -> bool:
-        row = two.rows()[victim]
-        return row["incarnation"] == 2 and row["state"] == "running"
-
-    eventually(is_back, "the front end is back")
+    two.wait_back(victim, pid)
+    assert two.rows()[victim]["restarts"] == 1
     eventually(lambda: two.metric("histrio_requests_running") == 0, "its requests are ended")
     eventually(lambda: two.metric('histrio_pages{state="leased"}') == 0, "its pages are free")
     eventually(lambda: two.metric("histrio_streams_open") == 0, "no stream is open")
-    again = pid_of(two, victim)
+    again = two.pid_of(victim)
 
     def serves() -> bool:
         with httpx.Client(timeout=WAIT_S) as client:

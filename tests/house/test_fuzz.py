@@ -25,7 +25,7 @@ def test_no_drawn_request_finds_a_5xx_or_an_answer_of_another_shape() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr[-8000:]
     found = json.loads(ran.stdout)

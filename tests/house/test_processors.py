@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.house.server import Server
+from tests.house.server import WAIT_S, Server
 
 NGRAM = {"name": "no_repeat_ngram", "params": {"size": 1}}
 
@@ -37,14 +37,14 @@ def body_of(house: Server, **fields: Any) -> dict[str, Any]:
 
 def complete(house: Server, **fields: Any) -> httpx.Response:
     body = body_of(house, **fields)
-    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=60.0)
+    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=WAIT_S)
 
 
 def streamed(house: Server, pid: int, **fields: Any) -> list[int]:
     """Token ids of a stream in which the process `pid` dies after the first of them."""
     ids: list[int] = []
     body = body_of(house, stream=True, **fields)
-    with httpx.stream("POST", f"{house.url}/v1/completions", json=body, timeout=60.0) as answer:
+    with httpx.stream("POST", f"{house.url}/v1/completions", json=body, timeout=WAIT_S) as answer:
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -66,11 +66,11 @@ def test_an_allowed_processor_changes_what_is_said(house: Server) -> None:
     changed = ids_of(complete(house, logits_processors=[NGRAM]))
     assert len(changed) == 24 == len(set(changed))
     assert ids_of(complete(house)) == plain
-    pid = house.rows()["replica/worker"]["pid"]
+    pid = house.pid_of("replica/worker")
     assert streamed(house, pid, logits_processors=[NGRAM]) == changed
     params = {"max_new_tokens": 24, "temperature": 0.0, "ignore_eos": True}
     native = {"text": "Hello", "logits_processors": [NGRAM], "sampling_params": params}
-    answer = httpx.post(f"{house.url}/generate", json=native, timeout=60.0)
+    answer = httpx.post(f"{house.url}/generate", json=native, timeout=WAIT_S)
     assert answer.json()["output_ids"] == changed
 
 

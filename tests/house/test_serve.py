@@ -15,7 +15,7 @@ import openai
 import psutil
 import pytest
 
-from tests.house.server import Server, eventually
+from tests.house.server import WAIT_S, Server, eventually
 
 PROMPTS = ["The house", "Once upon a time there was", "x", "0123 éà 🙂", "many rooms " * 20]
 
@@ -105,7 +105,7 @@ def test_an_unknown_model_is_404(server: Server) -> None:
 )
 def test_a_bad_field_is_400_and_named(server: Server, field: str, value: Any) -> None:
     body = {"model": server.model(), "prompt": "x", field: value}
-    answer = httpx.post(server.url + "/v1/completions", json=body)
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=WAIT_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
 
@@ -152,7 +152,7 @@ def test_clients_that_leave_free_what_they_held(server: Server) -> None:
         "ignore_eos": True,
         "stream": True,
     }
-    with contextlib.ExitStack() as streams, httpx.Client(timeout=60) as client:
+    with contextlib.ExitStack() as streams, httpx.Client(timeout=WAIT_S) as client:
         for _ in range(6):
             url = server.url + "/v1/completions"
             answer = streams.enter_context(client.stream("POST", url, json=body))
@@ -190,6 +190,10 @@ def test_a_stop_expression_ends_the_text_where_it_first_matches(server: Server) 
         with pytest.raises(openai.BadRequestError) as caught:
             complete(server, "x", extra_body={"stop_regex": wrong})
         assert caught.value.body["param"] == "stop_regex"  # type: ignore[index]
+
+
+def test_the_server_says_where_it_is_once_it_answers(server: Server) -> None:
+    eventually(lambda: f"Serving tiny-llama on {server.url}" in server.said(), "it says so")
 
 
 def test_nothing_but_the_http_port_listens(server: Server) -> None:

@@ -39,16 +39,14 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module")
 def house(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for this module, in processes as `serve` has it, and one client."""
+    """One server for this module, in processes as `serve` has it."""
     # A template that takes tools and does not show them: they would fill this small context.
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text("{# tools #}" + TEMPLATE, "utf-8")
     words = ("--chat-template", str(template), "--grammar-timeout", "50")
     found = Server(tiny, tmp_path_factory.mktemp("logs"), *words)
     try:
-        with found.wait_ready().client() as client:
-            found.client = lambda: client  # type: ignore[method-assign]
-            yield found
+        yield found.wait_ready()
     finally:
         found.close()
 
@@ -237,7 +235,7 @@ def test_the_history_of_calls_goes_on(house: Server) -> None:
 def test_a_constrained_stream_goes_on_when_its_parts_are_killed(house: Server, room: str) -> None:
     keywords: dict[str, Any] = {"extra_body": {"regex": "([a-f]{4}-){80}end"}, "max_tokens": 450}
     expected = text_of(house, **keywords)
-    pid = house.rows()[room]["pid"]
+    pid = house.pid_of(room)
     text, killed = "", False
     for chunk in chat(house, stream=True, **keywords):
         text += chunk.choices[0].delta.content or ""
@@ -245,23 +243,15 @@ def test_a_constrained_stream_goes_on_when_its_parts_are_killed(house: Server, r
             killed = True
             os.kill(pid, signal.SIGKILL)
     assert text == expected
-    eventually(
-        lambda: house.status("/ready") == 200 and house.rows()[room]["pid"] != pid, "it is back"
-    )
+    house.wait_back(room, pid)
 
 
 def idle(server: Server) -> Callable[[], bool]:
     return lambda: all(
         line.endswith((" 0", " 0.0"))
-        for line in server_metrics(server).splitlines()
+        for line in server.get("/metrics").text.splitlines()
         if line.startswith(("histrio_requests_running", "histrio_requests_waiting"))
     )
-
-
-def server_metrics(server: Server) -> str:
-    import httpx
-
-    return httpx.get(server.url + "/metrics", timeout=5.0).text
 
 
 def test_nothing_is_left_running(house: Server) -> None:
