@@ -610,7 +610,7 @@ def test_the_gateway_needs_no_http_library_without_a_door() -> None:
         "bad = {'starlette', 'uvicorn', 'torch', 'zmq'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)
 
 
 def test_a_request_that_nobody_has_any_more_is_sent_again() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,6 +25,7 @@ from messages.tokenizer import Cancel, Encode
 from messages.types import FinishReason, Usage, pack
 from messages.worker import Facts
 from tests.gateway.street import until_true
+from tests.house.server import WAIT_S, reserved_port
 
 PATHS = Paths()
 FACTS = Facts("M", 100, 64, 16, 64, (2,), "float32", "cpu")
@@ -133,23 +133,23 @@ async def test_the_house_answers_over_http() -> None:
 
 
 async def test_a_gateway_that_crashes_is_back_on_its_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    async with house(port=port) as system:
-        first = system.local("gateway")
-        assert isinstance(first, Gateway)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
-        async with asyncio.timeout(60):
-            await until_true(lambda: first.site is not None and first.site.state.tasks)
-            first.context.crash(RuntimeError("as told"))
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""  # its connections end with it
-            await until_true(lambda: is_listening(system.local("gateway"), first))
-        assert url_of(system) == f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=url_of(system)) as client:
-            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        writer.close()
+    with reserved_port() as reserved:
+        port = reserved.getsockname()[1]
+        async with house(port=port) as system:
+            first = system.local("gateway")
+            assert isinstance(first, Gateway)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+            async with asyncio.timeout(WAIT_S):
+                await until_true(lambda: first.site is not None and first.site.state.tasks)
+                first.context.crash(RuntimeError("as told"))
+                with contextlib.suppress(ConnectionResetError):
+                    assert await reader.read() == b""  # its connections end with it
+                await until_true(lambda: is_listening(system.local("gateway"), first))
+            assert url_of(system) == f"http://127.0.0.1:{port}"
+            async with httpx.AsyncClient(base_url=url_of(system)) as client:
+                assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            writer.close()
 
 
 def is_listening(actor: Actor | None, former: Gateway) -> bool:

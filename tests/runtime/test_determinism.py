@@ -84,7 +84,7 @@ def test_the_story_does_not_depend_on_the_process() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=500,
         )
         assert result.returncode == 0, result.stderr
         digests.add(result.stdout.splitlines()[-1])

@@ -30,6 +30,7 @@ from actors.runtime.timers import Timers
 from actors.runtime.transport.routes import ROUTES_MAX, Route, Routes
 from messages.base import Address
 from messages.system import Cause, Known, Reason, State
+from tests.runtime.nodes import DEADLINE_S
 from tests.runtime.players import Add, Counter, Settings, Text
 
 # Timers
@@ -258,7 +259,7 @@ def test_a_crew_runs_jobs_in_order_and_gives_back_exceptions() -> None:
 
     for work in (lambda: 1, fail, lambda: 3):
         crew.run(work, results.put)
-    first, second, third = (results.get(timeout=10) for _ in range(3))
+    first, second, third = (results.get(timeout=DEADLINE_S) for _ in range(3))
     assert (first, str(second), third) == (1, "as told", 3)
     crew.close()
 
@@ -268,14 +269,14 @@ def test_a_crew_starts_no_more_threads_than_it_needs() -> None:
     crew = Crew("c", 3, lambda then, result: then(result))
     for _ in range(5):
         crew.run(threading.get_ident, results.put)
-        results.get(timeout=10)
+        results.get(timeout=DEADLINE_S)
     assert 1 <= len(crew._threads) <= 3
     gate = threading.Event()
     for _ in range(6):
         crew.run(gate.wait, results.put)
     assert len(crew._threads) == 3
     gate.set()
-    assert [results.get(timeout=10) for _ in range(6)] == [True] * 6
+    assert [results.get(timeout=DEADLINE_S) for _ in range(6)] == [True] * 6
     crew.close()
 
 

@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,17 +17,11 @@ from actors.runtime.context import Reply
 from actors.runtime.spec import Node, NodeKind
 from actors.runtime.system import System
 from messages.system import ActorRow, Cause
+from tests.runtime.nodes import DEADLINE_S, until
 from tests.runtime.players import Add, Ask, Break, Crash, Total, Watch
 from tests.runtime.stage import child, tree
 
-DEADLINE_S = 30.0
 PLACEMENTS = ("inline", "encoded", "threads", "processes")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - other threads and processes make no event here
-            await asyncio.sleep(0.005)
 
 
 def row_of(system: System, path: str) -> ActorRow:
@@ -39,6 +32,7 @@ def system_for(placement: str, kind: str = "Counter", **options: Any) -> System:
     kinds = {"threads": NodeKind.THREAD, "processes": NodeKind.PROCESS}
     nodes = (Node(name="n", kind=kinds[placement]),) if placement in kinds else ()
     root = tree(child("c", kind, node="n" if nodes else "main"), child("a", "Caller"))
+    options = {"hang_s": DEADLINE_S, **options}
     return System(root, nodes=nodes, encode_always=placement == "encoded", **options)
 
 
@@ -111,20 +105,44 @@ async def test_a_restart_for_which_there_is_no_process_is_tried_again(
     await system.stop()
 
 
+class Standing(asyncio.SelectorEventLoop):
+    """A loop that may be said to have stood still."""
+
+    stood_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.stood_s
+
+
 @pytest.mark.parametrize("placement", ["threads", "processes"])
-async def test_a_root_that_was_stuck_kills_nobody_and_is_left_by_nobody(placement: str) -> None:
-    system = system_for(placement, heartbeat_s=0.05, hang_s=0.4)
-    await system.start()
-    threading.Event().wait(1.5)  # the root's loop stands still
-    caller: Any = system.local("a")
-    for _ in range(3):
-        system.tell("a", Ask("c", timeout_s=DEADLINE_S))
-        count = len(caller.outcomes)
-        await until(lambda count=count: len(caller.outcomes) > count)  # type: ignore[misc]
-        await asyncio.sleep(0.2)
-    assert caller.outcomes == [Reply(Total(0))] * 3
-    assert {row.incarnation for row in system.actors()} == {1}
-    await system.stop()
+def test_a_root_that_was_stuck_kills_nobody_and_is_left_by_nobody(placement: str) -> None:
+    async def run() -> None:
+        system = system_for(placement, heartbeat_s=0.05, hang_s=12.0)
+        lags: list[float] = []
+        tick = system.nodes.tick
+
+        def seen(lag_s: float) -> None:
+            lags.append(lag_s)
+            tick(lag_s)
+
+        system.nodes.tick = seen  # type: ignore[method-assign]
+        await system.start()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Standing)
+        loop.stood_s = 20.0  # longer than anybody may be silent, shorter than a link may stall
+        await until(lambda: max(lags, default=0.0) > 12.0)
+        caller: Any = system.local("a")
+        for _ in range(3):
+            count = len(caller.outcomes), len(lags) + 3
+            system.tell("a", Ask("c", timeout_s=DEADLINE_S))
+            await until(lambda count=count: len(caller.outcomes) > count[0])  # type: ignore[misc]
+            await until(lambda count=count: len(lags) > count[1])  # type: ignore[misc]
+        assert caller.outcomes == [Reply(Total(0))] * 3
+        assert {row.incarnation for row in system.actors()} == {1}
+        await system.stop()
+
+    with asyncio.Runner(loop_factory=Standing) as runner:
+        runner.run(run())
 
 
 async def test_threads_of_nodes_end_with_the_system() -> None:

@@ -19,7 +19,7 @@ from actors.runtime.supervisor import StartFailed
 from actors.runtime.system import System
 from actors.runtime.tail import tail
 from messages.system import ActorRow, Cause, State
-from tests.runtime.nodes import until
+from tests.runtime.nodes import DEADLINE_S, until
 from tests.runtime.players import Add, Crash, Relay, Settings, Sleep
 from tests.runtime.stage import child, tree
 from tests.runtime.test_process import children_of, is_alive, read
@@ -31,6 +31,7 @@ async def running(root: Supervisor, *nodes: str, **options: Any) -> AsyncIterato
     before = children_of(os.getpid())
     with tempfile.TemporaryDirectory(prefix="hz") as directory:
         places = tuple(Node(name=name, kind=NodeKind.PROCESS) for name in nodes)
+        options = {"hang_s": DEADLINE_S, **options}
         system = System(root, nodes=places, run_dir=Path(directory), **options)
         try:
             await system.start()

@@ -22,7 +22,7 @@ HANG_S = 0.6
 class Two:
     """This process as `main`, and a child that repeats what it gets."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, hang_s: float) -> None:
         self.run = run
         self.recorder = Recorder()
         self.transport = ZmqTransport(
@@ -32,7 +32,7 @@ class Two:
             run_dir=run.path,
             token=run.token,
             heartbeat_s=0.1,
-            hang_s=HANG_S,
+            hang_s=hang_s,
         )
         self.child: ChildProcess
 
@@ -46,7 +46,7 @@ class Two:
             1,
             self.transport.endpoint,
             heartbeat_s=0.1,
-            hang_s=30.0,  # it accuses nobody: this process is the busy one in tests
+            hang_s=DEADLINE_S,  # it accuses nobody: this process is the busy one in tests
         )
         self.child = await spawn_node(
             boot, token=self.run.token, entry="tests.runtime.children:chatty"
@@ -60,9 +60,9 @@ class Two:
 
 
 @asynccontextmanager
-async def two() -> AsyncIterator[Two]:
+async def two(hang_s: float = DEADLINE_S) -> AsyncIterator[Two]:
     with tempfile.TemporaryDirectory(prefix="hz") as directory:
-        world = Two(RunDir.create(Path(directory)))
+        world = Two(RunDir.create(Path(directory)), hang_s)
         await world.transport.start(world.recorder)
         await world.spawn(1)
         try:
@@ -106,7 +106,7 @@ async def test_what_was_sent_to_the_dead_is_not_given_to_the_next_life() -> None
 
 
 async def test_a_stopped_process_is_called_hung() -> None:
-    async with two() as world:
+    async with two(HANG_S) as world:
         os.kill(world.child.pid, signal.SIGSTOP)
         await world.recorder.until(lambda: bool(world.recorder.downs))
         assert world.recorder.downs[0][1].cause is Cause.HUNG
@@ -115,8 +115,8 @@ async def test_a_stopped_process_is_called_hung() -> None:
 
 async def test_a_process_whose_loop_spins_is_called_hung() -> None:
     # ZMQ's own heartbeats would go on for ever: its threads are alive.
-    async with two() as world:
-        assert world.transport.send("echo", header_to("main", 1), Stop(-1.0))
+    async with two(HANG_S) as world:
+        world.transport.send("echo", header_to("main", 1), Stop(-1.0))
         await world.recorder.until(lambda: bool(world.recorder.downs))
         assert world.recorder.downs[0][1].cause is Cause.HUNG
 

@@ -64,7 +64,7 @@ def test_mypy_refuses_a_message_that_the_target_does_not_accept(tmp_path: Path) 
         env={"MYPYPATH": str(root), "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
     )
     errors = [line for line in result.stdout.splitlines() if "error:" in line]
     refused = [i + 1 for i, line in enumerate(ROOM.splitlines()) if "# refused" in line]

@@ -23,7 +23,7 @@ from actors.runtime.schema import hash_messages
 from actors.runtime.transport.zmq import BULK_HWM, COPY_BYTES_MAX, ZmqTransport
 from messages.base import Message
 from messages.system import Cause, Reason, Stop
-from tests.runtime.nodes import Recorder, header_to, until
+from tests.runtime.nodes import DEADLINE_S, Recorder, header_to, until
 
 TOKEN = b"t" * 32
 
@@ -41,7 +41,7 @@ class World:
         self.intruders: list[zmq.Socket[bytes]] = []
 
     def make(self, node: str, incarnation: int = 1, **options: object) -> ZmqTransport:
-        options = {"run": "r", "token": TOKEN, "heartbeat_s": 0.05, **options}
+        options = {"run": "r", "token": TOKEN, "heartbeat_s": 0.05, "hang_s": DEADLINE_S, **options}
         transport = ZmqTransport(node, incarnation, run_dir=self.directory, **options)  # type: ignore[arg-type]
         self.transports.append(transport)
         return transport
@@ -353,7 +353,7 @@ async def test_a_silent_peer_is_called_hung(world: World) -> None:
 
 async def test_bulk_does_not_delay_heartbeats(world: World) -> None:
     # The inbox of b is not read at all, and its pipe is full; the heartbeats still pass.
-    a, at_a, b, _ = await world.pair(hang_s=0.5, limits=Limits(stall_s=1000.0))
+    a, at_a, b, _ = await world.pair(limits=Limits(stall_s=1000.0))
     loop = asyncio.get_running_loop()
     loop.remove_reader(b._inbox.getsockopt(zmq.FD))
     b._read_inbox = lambda: None  # type: ignore[method-assign]
