@@ -339,7 +339,7 @@ def loaded_after(statement: str) -> set[str]:
     its modules, but for the seam's."""
     code = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
     ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=500
     )
     assert ran.returncode == 0, ran.stderr
     modules = set(ran.stdout.split()) - {SEAM}

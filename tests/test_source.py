@@ -328,7 +328,7 @@ def ask_hub(site: Site, model: str, tmp_path: Path, how: str = "online") -> str:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.strip().splitlines()[-1]

@@ -41,7 +41,7 @@ def run_oracle(*arguments: str, cwd: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -25,7 +25,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 VOCAB = 384
-PROMPT_COUNT = 64
+PROMPT_COUNTS = {"tiny": 64, "smollm2": 24}
 NEW_LENS = {"tiny": 16, "smollm2": 8}
 READ_COUNT = 16  # prompts whose hidden states and logits are written as well
 
@@ -108,10 +108,12 @@ def main() -> None:
             model = tiny_model(family, settings, seed)
             model.save_pretrained(directory / name)
             model.to(device or "cpu")
-            answer(model, prompts(VOCAB, 48), directory / f"{name}.json")
+            answer(model, prompts(VOCAB, 48, kind), directory / f"{name}.json")
     else:
         model = smollm2(Path(sys.argv[2])).to(device or "cpu")
-        answer(model, prompts(model.config.vocab_size, 96), Path(sys.argv[3]) / "answers.json")
+        answer(
+            model, prompts(model.config.vocab_size, 96, kind), Path(sys.argv[3]) / "answers.json"
+        )
 
 
 def tiny_model(family: str, settings: dict, seed: int) -> torch.nn.Module:
@@ -128,11 +130,11 @@ def tiny_model(family: str, settings: dict, seed: int) -> torch.nn.Module:
     return model
 
 
-def prompts(vocab_size: int, len_max: int) -> list[list[int]]:
-    """64 prompts of 8 lengths from 1 to `len_max`, mixed."""
+def prompts(vocab_size: int, len_max: int, kind: str) -> list[list[int]]:
+    """Prompts of 8 lengths from 1 to `len_max`, mixed."""
     rng = np.random.default_rng(7)
     lengths = [1, 2, 17, len_max, *rng.integers(3, len_max, 4).tolist()]
-    chosen = rng.permutation(lengths * (PROMPT_COUNT // 8)).tolist()
+    chosen = rng.permutation(lengths * (PROMPT_COUNTS[kind] // 8)).tolist()
     return [rng.integers(0, vocab_size, length).tolist() for length in chosen]
 
 
@@ -162,8 +164,9 @@ def read_prompt(model: torch.nn.Module, prompt: list[int]) -> dict[str, list[flo
     """Of the last token: the final hidden state scaled to length 1, the log probabilities of the
     first VOCAB tokens."""
     ids = torch.tensor([prompt], device=model.device)
-    hidden = model.model(input_ids=ids).last_hidden_state[0, -1]
-    logprobs = torch.log_softmax(model(input_ids=ids).logits[0, -1], -1)[:VOCAB]
+    out = model(input_ids=ids, output_hidden_states=True)
+    hidden = out.hidden_states[-1][0, -1]
+    logprobs = torch.log_softmax(out.logits[0, -1], -1)[:VOCAB]
     return {"vector": (hidden / hidden.norm()).tolist(), "logprobs": logprobs.tolist()}
 
 
