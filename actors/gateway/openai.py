@@ -111,7 +111,7 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
     stop = read_stop(chat, limits)
     if shaped.shape.shows_special:
         stop = msgspec.structs.replace(stop, skip_special=False)
-    if shaped.shape.reasoning_parser:
+    if shaped.shape.thoughts_parser:
         stop = msgspec.structs.replace(stop, want_spans=True)
     prompt, echo = read_conversation(chat, created_s, shaped.tools_json)
     call = Call(

@@ -40,6 +40,7 @@ class Shape(NamedTuple):
     names: tuple[str, ...] = ()  # the tools that may be called
     single: bool = False  # only the first call counts
     reasoning_parser: str = ""
+    thoughts_parser: str = ""  # by which tokens of reasoning are counted, told apart or not
     shows_reasoning: bool = True
     shows_special: bool = False  # the parsers need the special tokens' text
 
@@ -84,8 +85,13 @@ def read_shape(
     """Raises Refused. A tool that must be called goes before any other constraint."""
     choice = read_choice(chat)
     tools = [] if choice == "none" else read_tools(chat, tools_max)
-    reasoning = read_reasoning(chat, parsers.reasoning)
-    shape = Shape(reasoning_parser=reasoning, shows_reasoning=chat.include_reasoning is not False)
+    thoughts = read_reasoning(chat, parsers.reasoning)
+    reasoning = "" if chat.separate_reasoning is False else thoughts
+    shape = Shape(
+        reasoning_parser=reasoning,
+        thoughts_parser=thoughts,
+        shows_reasoning=chat.include_reasoning is not False,
+    )
     grammar = constraint
     tools_json = b""
     if choice not in ("none", "auto") and not tools:
@@ -176,10 +182,8 @@ def read_tools(chat: ChatBody, tools_max: int) -> list[Tool]:
 
 
 def read_reasoning(chat: ChatBody, parser: str) -> str:
-    """The parser, unless the request switches it or the reasoning off."""
-    if chat.separate_reasoning is False or not parser:
-        return ""
-    if not thinks(chat) and REASONING_PARSERS.get(parser).is_open:
+    """The parser, unless the request switches the reasoning off."""
+    if parser and not thinks(chat) and REASONING_PARSERS.get(parser).is_open:
         return ""
     return parser
 
@@ -195,7 +199,7 @@ def shows_special(shape: Shape) -> bool:
     tool = shape.tool_parser
     return bool(
         (tool and tool != NAMED and TOOL_PARSERS.get(tool).shows_special)
-        or (shape.reasoning_parser and REASONING_PARSERS.get(shape.reasoning_parser).shows_special)
+        or (shape.thoughts_parser and REASONING_PARSERS.get(shape.thoughts_parser).shows_special)
     )
 
 

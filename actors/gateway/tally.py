@@ -24,7 +24,7 @@ class Tally:
     def __init__(self, ask: Ask) -> None:
         self.choice_count = ask.call.choice_count
         self.is_chat = ask.is_chat
-        self.reasoning_parser = ask.shape.reasoning_parser
+        self.thoughts_parser = ask.shape.thoughts_parser
         self.thoughts: dict[int, Thoughts] = {}  # by choice
         self.prompts: dict[int, RequestUsage] = {}
         self.completion_tokens = 0
@@ -38,11 +38,11 @@ class Tally:
 
     def think(self, index: int, delta: Delta) -> None:
         """Counts the tokens of reasoning; of every delta of a choice, in order."""
-        if not self.reasoning_parser:
+        if not self.thoughts_parser:
             return
         thoughts = self.thoughts.get(index)
         if thoughts is None:
-            thoughts = self.thoughts[index] = Thoughts(self.reasoning_parser)
+            thoughts = self.thoughts[index] = Thoughts(self.thoughts_parser)
         thoughts.see(delta)
 
     def finish(self, index: int, usage: RequestUsage | None) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.gateway.call import Row
 from actors.gateway.responses.writing import ResponseWriter
+from actors.gateway.shape import Parsers
 from actors.gateway.thoughts import Thoughts
 from messages.gateway import Delta
 from messages.responses import ResponsesBody
@@ -185,9 +186,30 @@ def test_choices_add_up_and_hidden_reasoning_counts() -> None:
 
 
 def test_where_nothing_thinks_the_count_is_nothing_and_no_spans_are_asked_for() -> None:
-    ask = chat(separate_reasoning=False)
+    ask = chat(Parsers())
     assert not ask.call.stop.want_spans
     writer = plain_writer(ask, HEAD, ())
     writer.add([Row(0, delta) for delta in deltas_of("<think>a</think>", [16], [1], 0)])
     details = json.loads(writer.body(()))["usage"]["completion_tokens_details"]
     assert details == {"reasoning_tokens": 0}
+
+
+def test_reasoning_that_is_not_told_apart_is_counted_all_the_same() -> None:
+    for streams in (False, True):
+        options = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+        ask = chat(separate_reasoning=False, **options)
+        deltas = deltas_of("<think>a</think>b", [1] * 17, [1], 0)
+        if streams:
+            stream = stream_writer(ask, HEAD, ())
+            body = stream.write([Row(0, delta) for delta in deltas]) + stream.end(())
+            chunks = [json.loads(part[6:]) for part in body.decode().strip().split("\n\n")[:-1]]
+            usage = chunks[-1]["usage"]
+            texts = [choice["delta"].get("content", "") for c in chunks for choice in c["choices"]]
+            content = "".join(text or "" for text in texts)
+        else:
+            writer = plain_writer(ask, HEAD, ())
+            writer.add([Row(0, delta) for delta in deltas])
+            answer = json.loads(writer.body(()))
+            usage, content = answer["usage"], answer["choices"][0]["message"]["content"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": 16}
+        assert content == "<think>a</think>b"

@@ -114,7 +114,7 @@ class ResponseWriter:
         self.number = 0
         self.items: list[OutputItem] = []
         self.opened: Opened | None = None
-        parser = ask.shape.reasoning_parser
+        parser = ask.shape.thoughts_parser
         self.thoughts = Thoughts(parser) if parser else None
         self.finish: FinishReason | None = None
         self.usage = Usage()
