@@ -119,6 +119,7 @@ class Worker(Actor):
         options = replace(options_of(model, cache, scheduler, worker), threads=1)
         runner = Runner.load(Path(model.path), options)
         runner.warm_up()
+        Grammars(runner, model.path).start()
         return runner
 
     async def on_start(self) -> bytes:
@@ -161,6 +162,7 @@ class Worker(Actor):
         try:
             runner = Runner.load(Path(self.model.path), self.options, progress)
             runner.warm_up(progress)
+            Grammars(runner, self.model.path).start()
         except MemoryError as error:
             raise MemoryError(f"{error}; {MORE_MEMORY}") from error
         self.say_loaded(runner)
