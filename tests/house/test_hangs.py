@@ -23,7 +23,9 @@ async def test_streams_survive_processes_that_are_stopped_stuck_spinning_or_with
     tiny: Path, tmp_path: Path
 ) -> None:
     found: list[Struck] = []
-    with Server(str(tiny), tmp_path, 1, "--no-spares") as server:
+    # Longer than a busy machine may starve somebody.
+    words = ("--no-spares", "--hang", "5", "--forward-hang", "5", "--recover", "240")
+    with Server(str(tiny), tmp_path, 1, *words) as server:
         await asyncio.to_thread(server.wait_ready)
         wrong = await break_all(
             server, plans(6, 60), FAULTS, random.Random(1), found.append, waits=False
