@@ -16,7 +16,7 @@ from kernels.ops.base import OpsUnavailable
 from kernels.ops.cpu import check, native
 from kernels.ops.cpu.native import BatchStruct
 
-GROUP_MAX = 48  # query heads of one kv head (TILE_ROWS_MAX in attention.c)
+GROUP_MAX = 192  # query heads of one kv head (TILE_ROWS_MAX in csrc/attention.h)
 
 
 @ATTENTION.register("cpu")

@@ -1,5 +1,6 @@
-/* This file is what the two halves of attention share: attention.c cuts the work into pieces and
- * carries the softmax along, attend_block.c computes 64 keys for one tile.
+/* This file is what the parts of attention share: attend_plan.c cuts the work into pieces,
+ * attention.c carries the softmax along the keys of a piece, attend_block.c computes 64 keys for one
+ * tile.
  */
 #ifndef HISTRIO_ATTENTION_H
 #define HISTRIO_ATTENTION_H
@@ -9,10 +10,21 @@
 
 #define KEYS 64            /* in a block */
 #define SEGMENT 512        /* keys whose result is merged as one */
-#define TILE_ROWS_MAX 48
+#define TILE_ROWS_MAX 192
 #define GROUP 6            /* query rows multiplied together: 6 x 4 sums fill the registers */
+#define SOFT 12            /* rows whose softmax is carried on together, at most 16 */
 
-typedef struct { int32_t row, token; } tile_at;
+/* A few query tokens of one sequence, times the query heads of each kv head. */
+typedef struct {
+    int32_t row, token, tokens;
+    int32_t segment_first, segment_count;
+    int32_t heads_each;  /* kv heads that one piece computes */
+    int64_t cost;        /* of a kv head: products, about */
+    int64_t results;     /* of its segments: where in job->results; -1: all in one piece */
+} tile_at;
+
+/* Segment: counted from the tile's first. Of the kv heads from `head`. */
+typedef struct { int32_t tile, segment, head; } piece_at;
 
 typedef struct {
     const hs_heads *heads;
@@ -20,11 +32,11 @@ typedef struct {
     const float *q;
     const void *k_pool, *v_pool;
     float *out;
+    int64_t group, tile_tokens, tile_count, piece_count;
     const tile_at *tiles;
-    int64_t tile_count, tile_tokens, segments;   /* segments: pieces that one tile is cut into */
-    uint8_t *scratch;
-    size_t scratch_bytes, result_bytes;
-    uint8_t *results;
+    const piece_at *pieces;   /* the longest first, so that the threads end together */
+    uint8_t *scratch, *results;
+    size_t scratch_bytes, results_bytes;
 } attend_job;
 
 /* What a tile works on; all arrays but q and the result belong to the thread. */
@@ -37,23 +49,30 @@ typedef struct {
     float *q;         /* [rows / GROUP][steps][GROUP], scaled */
     float *keys;      /* [steps][KEYS] */
     float *values;    /* [pairs of keys][dim]; float32 values stay in the pool */
-    float *scores;    /* [rows][KEYS], then weights [rows][keys or pairs of them] */
-    float *alpha;     /* [rows] */
+    float *scores;    /* [SOFT][KEYS], then weights [SOFT][keys or pairs of them] */
     const float *value_rows[KEYS];
-    int16_t low[TILE_ROWS_MAX], high[TILE_ROWS_MAX]; /* keys of the block that each row sees */
 } tile_state;
 
-/* Online softmax: maximum [rows], sum [rows][16] by lane, weighted values [rows][dim]. */
-typedef struct { float *maximum, *sum, *values; } partial;
+/* Online softmax: sum [rows][16] by lane, weighted values [rows][dim], maximum [rows]. Over bfloat16
+ * scores and maxima are of base 2. */
+typedef struct { float *sum, *values, *maximum; } partial;
 
 /* Brings keys and values of [first + skip, first + count) to places [skip, count) of the block. */
 void hs_block_load(tile_state *t, int64_t first, int64_t skip, int64_t count);
-/* Scores of all rows with the keys in place, before masks. */
-void hs_block_scores(tile_state *t, int64_t count);
-/* Scores of `row` to weights of the keys [low, high) that it sees (none if low >= high); carries
- * the row's maximum and sum along and notes by what its values are to be scaled. */
-void hs_block_soften(tile_state *t, int64_t row, int64_t low, int64_t high, partial *p);
-/* Adds the weighted values of the block to those of p. */
-void hs_block_values(tile_state *t, partial *p);
+/* Takes the keys [first, first + count) that each row sees into its softmax and values. */
+void hs_block_attend(tile_state *t, int64_t first, int64_t count, partial *p);
+
+/* Fills in tiles and pieces and how large the results are. NO_MEMORY or OK. */
+int hs_attend_plan(attend_job *job);
+
+INLINE size_t partial_bytes(int64_t rows, int64_t dim) {
+    return ((size_t)(rows * (dim + 17)) * 4 + 63) & ~(size_t)63;
+}
+
+/* e^x or, over bfloat16, 2^x; x <= 0. */
+INLINE float power(const int bf16, float x) {
+    __m512 wide = _mm512_set1_ps(x);
+    return _mm512_cvtss_f32(bf16 ? exp2_ps(wide) : exp_ps(wide));
+}
 
 #endif

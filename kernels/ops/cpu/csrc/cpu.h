@@ -24,11 +24,12 @@ enum { OK = 0, NO_MEMORY = -1, BAD_ARGUMENT = -2 };
 /* ---- threads.c ---- */
 typedef void (*hs_task)(void *argument, int64_t index, int worker);
 void hs_parallel(hs_task task, void *argument, int64_t count);
-int hs_thread_count(void);
+int hs_thread_count(void);    /* of places for what each thread has of its own */
+int hs_threads_wanted(void);  /* that will share the next job */
 /* Memory that belongs to the calling thread; the same place again at the next call with `slot`. */
 void *hs_workspace(int slot, size_t bytes);
 enum { SPACE_PACKED, SPACE_ATTENTION, SPACE_FEED, SPACE_QKV, SPACE_HIDDEN, SPACE_Q, SPACE_SAMPLE,
-       SPACE_COUNT };
+       SPACE_PLAN, SPACE_COUNT };
 
 /* ---- linear: weights as panels of 16 output columns ---- */
 enum { KIND_FLOAT32 = 0, KIND_BFLOAT16 = 1, KIND_BLOCK = 2 };
@@ -78,7 +79,7 @@ void hs_rope_row(const hs_heads *heads, float *qkv, const float *cos_sin, void *
                  void *v_pool, int64_t write_index, const float *q_norm, const float *k_norm,
                  float *q_out);
 
-/* ---- attention.c ---- */
+/* ---- attention.c, with attend_plan.c and attend_block.c ---- */
 typedef struct {
     int64_t rows, page_size, pages_max;
     const int32_t *page_table;   /* [rows][pages_max] */
@@ -145,6 +146,20 @@ INLINE __m512 exp_ps(__m512 x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
     return _mm512_maskz_scalef_ps(normal, p, n);
+}
+
+/* 2^x for x <= 0 with a relative error below 5e-6, and 2^-126 for all that is less. NaN stays NaN. */
+INLINE __m512 exp2_ps(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-126.f), x);
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, n);
+    /* Of degree 4 with the least relative error for |r| <= 1/2, and exact where r = 0. */
+    __m512 p = _mm512_set1_ps(9.582853236e-03f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.590642594e-02f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.402409862e-01f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.931241933e-01f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
+    return _mm512_scalef_ps(p, n);
 }
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

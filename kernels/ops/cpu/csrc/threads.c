@@ -139,6 +139,8 @@ EXPORT int hs_set_threads(int count) {
     return OK;
 }
 
+int hs_threads_wanted(void) { return pool.wanted; }
+
 /* One more than the highest index of a thread that may take pieces now. */
 int hs_thread_count(void) {
     return pool.started + 1 > pool.wanted ? pool.started + 1 : pool.wanted;
