@@ -48,6 +48,6 @@ def test_waves_under_another_ledger_leave_the_real_one_as_it_was(
     TIMES_NS.clear()
     with ledger(engine, kind):
         engine.call(one_wave(engine, FOUND, 7))
-    own = actor_of(engine, Paths().gateway).ledger
+    own = actor_of(engine, Paths().gateway).recovery.ledger
     assert type(own) is Ledger and len(own) == 0
     assert len(TIMES_NS) >= (FOUND.sequences * FOUND.tokens if kind is Timed else 0)
