@@ -127,7 +127,8 @@ class Wire:
         seen = self.tail + data
         answer.events += seen.count(b"\n\n")
         answer.is_whole = answer.is_whole or DONE in seen
-        self.tail = seen[max(seen.rfind(b"\n\n") + 2, len(seen) - TAIL) :]
+        counted = seen.rfind(b"\n\n")
+        self.tail = seen[max(counted + 2 if counted >= 0 else 0, len(seen) - TAIL) :]
         return self.tail.endswith(END)
 
 
