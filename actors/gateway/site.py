@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import functools
 import os
 import resource
 import socket
@@ -17,7 +19,7 @@ import ssl
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from h11 import IDLE
 from uvicorn.config import Config
@@ -25,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from actors.gateway.access import Access, KeysWrong, read_keys
-from actors.gateway.doors.full import Away
+from actors.gateway.doors.full import Away, Full
 from actors.gateway.errors import answer_http
 from actors.gateway.http import App
 from messages.config import GatewayConfig
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
     from actors.gateway.actor import Gateway
 
 BACKLOG = 2048
-# asyncio accepts as many as its backlog before anything else has a turn. Two thousand clients at
-# once stopped the loop for longer than a node may be silent, and the gateway was killed for it.
+# Two thousand clients at once, taken in one turn, stopped the loop for longer than a node may be
+# silent, and the gateway was killed for it.
 ACCEPTS_A_TURN = 16
+PEEK_BYTES = 64 << 10  # of a request that has come with its connection
+NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+RETRY_S = 1.0
 HEADER_BYTES_MAX = 64 << 10
 CLOSE_GRACE_S = 2.0
 FILES_BESIDE = 1024  # idle connections, links, logs
@@ -222,6 +227,91 @@ class Connection(H11Protocol):
             self.end_timer = self.loop.call_later(self.times.keep_alive_s, self.transport.abort)
 
 
+class Listener:
+    """The listening socket: a helping of those who come each turn of the loop.
+
+    While the house is full, a request that has come with its connection is answered before asyncio
+    knows of either: most of what a refusal costs would be the making of the connection.
+    """
+
+    def __init__(
+        self, bound: socket.socket, full: Full, make: Callable[[], Connection], **options: Any
+    ) -> None:
+        self.bound = bound
+        self.full = full
+        self.make = make
+        self.options = options  # of TLS
+        self.loop = asyncio.get_running_loop()
+        self.is_plain = options.get("ssl") is None
+        self.greetings: set[asyncio.Task[None]] = set()  # connections that are being made
+        self.retry: asyncio.TimerHandle | None = None
+        self.open()
+
+    def open(self) -> None:
+        self.retry = None
+        self.loop.add_reader(self.bound, self.accept)
+
+    def close(self) -> None:
+        """Harmless a second time."""
+        if self.bound.fileno() < 0:
+            return
+        if self.retry is not None:
+            self.retry.cancel()
+        self.loop.remove_reader(self.bound)
+        self.bound.close()
+        for greeting in self.greetings:
+            greeting.cancel()
+
+    def accept(self) -> None:
+        is_full = self.is_plain and self.full.is_full
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                sock, _ = self.bound.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                # It stays readable, and would be tried again in every turn.
+                self.loop.remove_reader(self.bound)
+                self.retry = self.loop.call_later(RETRY_S, self.open)
+                return
+            sock.setblocking(False)
+            if is_full and self.ends_away(sock):
+                sock.close()
+                continue
+            greeting = self.loop.create_task(self.greet(sock))
+            self.greetings.add(greeting)
+            greeting.add_done_callback(functools.partial(self.greeted, sock))
+
+    def ends_away(self, sock: socket.socket) -> bool:
+        """Whether it is answered already, and the connection ends with that."""
+        try:
+            data = sock.recv(PEEK_BYTES, socket.MSG_PEEK)
+        except OSError:  # nothing has come yet, or it has left
+            return False
+        away = self.full.turn_away(data)
+        if away is None:
+            return False
+        try:
+            sock.recv(len(data))
+            is_sent = sock.send(away.data) == len(away.data)
+        except OSError:
+            return True
+        return away.closes or not is_sent
+
+    async def greet(self, sock: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(self.make, sock, **self.options)
+        except OSError:  # a client that has left, is late, or speaks no TLS
+            sock.close()
+
+    def greeted(self, sock: socket.socket, greeting: asyncio.Task[None]) -> None:
+        self.greetings.discard(greeting)
+        if greeting.cancelled():
+            sock.close()
+
+
 class Site:
     """The listening socket, and the connections it has made."""
 
@@ -229,7 +319,7 @@ class Site:
         self.gateway = gateway
         self.app = App(gateway, access_of(gateway.config))
         self.state = ServerState()
-        self.server: asyncio.Server | None = None
+        self.listener: Listener | None = None
 
     async def open(self) -> tuple[str, int]:
         """Binds, and serves from now on. Returns where. Raises OSError that names the address."""
@@ -265,24 +355,23 @@ class Site:
         )
         uvicorn.load()
         times = Times(config.header_timeout_s, config.keep_alive_s)
-        loop = asyncio.get_running_loop()
-        self.server = await loop.create_server(
+        bound.setblocking(False)
+        host, port = bound.getsockname()[:2]
+        self.listener = Listener(
+            bound,
+            self.app.full,
             lambda: Connection(times, uvicorn, self.state, self.app.full.turn_away),
-            sock=bound,
-            backlog=ACCEPTS_A_TURN,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else max(0.1, config.header_timeout_s),
         )
-        bound.listen(BACKLOG)  # the kernel's queue is longer than what asyncio takes at once
         await self.app.batches.open()
-        host, port = bound.getsockname()[:2]
         return host, port
 
     async def close(self) -> None:
         """Stops listening, lets the responses that have their end go out, then cuts the rest."""
-        if self.server is None:
+        if self.listener is None:
             return
-        self.server.close()
+        self.listener.close()
         for connection in list(self.state.connections):
             connection.shutdown()
         await self.app.batches.close()
@@ -295,8 +384,8 @@ class Site:
         self.app.full.close()
         self.app.batches.cut()
         self.app.resumes.close()
-        if self.server is not None:
-            self.server.close()
-            self.server = None
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
         for connection in list(self.state.connections):
             connection.transport.abort()

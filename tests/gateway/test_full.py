@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 
 import pytest
 
@@ -72,6 +74,51 @@ async def test_the_answer_is_the_one_of_the_ordinary_way(path: str) -> None:
     assert (quick[0], quick[2]) == (slow[0], slow[2])
     assert set(quick[1].split(b"\r\n")) == set(slow[1].split(b"\r\n"))
     assert b"\r\nx-request-id: mine" in quick[1]
+
+
+async def test_who_has_said_it_all_when_the_connection_is_made_never_gets_one() -> None:
+    async with listening(places=1) as place:
+        holder = await fill(place)
+        with socket.create_connection(("127.0.0.1", place.port)) as sock:
+            sock.sendall(ask(close=True))
+            made = len(place.site.state.connections)
+            reader, writer = await asyncio.open_connection(sock=sock)
+            status, head, body = parts(await place.until(reader.read()))
+            writer.close()
+        assert status == 503 and b"\r\nconnection: close" in head
+        assert error_of(body)["code"] == "overloaded"
+        assert len(place.site.state.connections) == made == 0
+        place.street.back.paused = False
+        await place.street.finish(holder)
+
+
+async def test_without_room_for_another_file_the_next_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.gateway.site.RETRY_S", 0.01)
+    async with listening() as place:
+        listener = place.site.listener
+        assert listener is not None
+        failures = [OSError(errno.EMFILE, "too many"), OSError(errno.ENFILE, "too many")]
+
+        class Bound:
+            """Fails a few times."""
+
+            def accept(self) -> tuple[socket.socket, object]:
+                if failures:
+                    raise failures.pop()
+                return bound.accept()
+
+            def fileno(self) -> int:
+                return bound.fileno()
+
+            def close(self) -> None:
+                bound.close()
+
+        bound = listener.bound
+        monkeypatch.setattr(listener, "bound", Bound())
+        assert parts(await place.exchange(request(chat("one two"))))[0] == 200
+        assert not failures
 
 
 async def test_the_connection_ends_where_the_client_says_so() -> None:

@@ -112,8 +112,8 @@ async def house(**settings: object) -> AsyncIterator[System]:
 
 def url_of(system: System) -> str:
     actor = system.local("gateway")
-    assert isinstance(actor, Gateway) and actor.site is not None and actor.site.server is not None
-    port = actor.site.server.sockets[0].getsockname()[1]
+    assert isinstance(actor, Gateway) and actor.site is not None and actor.site.listener is not None
+    port = actor.site.listener.bound.getsockname()[1]
     return f"http://127.0.0.1:{port}"
 
 
@@ -155,7 +155,7 @@ async def test_a_gateway_that_crashes_is_back_on_its_port() -> None:
 def is_listening(actor: Actor | None, former: Gateway) -> bool:
     if not isinstance(actor, Gateway) or actor is former or actor.site is None:
         return False
-    return actor.site.server is not None
+    return actor.site.listener is not None
 
 
 async def test_a_local_reader_is_not_left_waiting_by_a_crash() -> None:

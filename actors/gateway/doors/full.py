@@ -51,6 +51,10 @@ class Full:
         self._untold_count = 0
         self._teller: asyncio.TimerHandle | None = None
 
+    @property
+    def is_full(self) -> bool:
+        return self.gateway.full_problem() is not None
+
     def turn_away(self, data: bytes) -> Away | None:
         """`data` is what has come on a connection on which nothing is being served."""
         problem = self.gateway.full_problem()
