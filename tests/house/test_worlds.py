@@ -25,7 +25,7 @@ from messages.worker import Row, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD_S = 240.0
-SEEDS = 12
+SEEDS = 4
 # Each was the first to show a bug, at this many simulated seconds.
 FOUND = {
     5: 120.0,  # a front that starts while the worker is down crashed until the root gave up
@@ -56,7 +56,7 @@ def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10_000, 10_010))
+@pytest.mark.parametrize("seed", range(10_000, 10_006))
 def test_a_world_keeps_its_laws_in_any_order_of_callbacks(seed: int, model: Path) -> None:
     run_world(draw(seed, WORLD_S, shuffles=True), model)
 
@@ -107,7 +107,7 @@ def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
-    results: list[Result] = [run_world(draw(seed, 60.0), model) for seed in range(200, 212)]
+    results: list[Result] = [run_world(draw(seed, 60.0), model) for seed in range(200, 206)]
     assert len({result.chain for result in results}) == len(results)
     kinds = {kind for result in results for kind, count in result.fired.items() if count}
     assert len(kinds & set(FAULTS)) >= 6

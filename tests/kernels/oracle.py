@@ -150,7 +150,7 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
     for indexes in by_length.values():
         ids, cache = torch.tensor([asked[index] for index in indexes], device=model.device), None
         for _ in range(NEW_LENS[sys.argv[1].partition("@")[0]]):
-            out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+            out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
             cache = out.past_key_values
             best = out.logits[:, -1].topk(2)
             gap = min(gap, float((best.values[:, 0] - best.values[:, 1]).min()))
@@ -164,7 +164,7 @@ def read_prompt(model: torch.nn.Module, prompt: list[int]) -> dict[str, list[flo
     """Of the last token: the final hidden state scaled to length 1, the log probabilities of the
     first VOCAB tokens."""
     ids = torch.tensor([prompt], device=model.device)
-    out = model(input_ids=ids, output_hidden_states=True)
+    out = model(input_ids=ids, output_hidden_states=True, logits_to_keep=1)
     hidden = out.hidden_states[-1][0, -1]
     logprobs = torch.log_softmax(out.logits[0, -1], -1)[:VOCAB]
     return {"vector": (hidden / hidden.norm()).tolist(), "logprobs": logprobs.tolist()}
