@@ -182,7 +182,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tiny: Path, tmp_path: Pa
     ):
         pass
     # An actor's threads are told to end, and not waited for.
-    eventually(lambda: threading.active_count() == before, "no thread is left")
+    eventually(lambda: threading.active_count() <= before, "no thread is left")
 
 
 def test_an_engine_that_is_not_started_says_so() -> None:
