@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from bench import cases
+from bench.cases import asking
 from bench.cases.asking import Peer
 from bench.cases.table import SETTINGS
-from tests.house.server import Server
+from tests.house.server import WAIT_S, Server
 from tests.house.tiny import VOCAB
 
 NAMES = ("B035", "B043", "B045", "B047", "B051", "B073", "B143", "B151", "B153", "B161")
@@ -27,11 +28,14 @@ EOS = 2
 def peer(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     words = ("--placement", "inline", *SETTINGS["plain"])
     server = Server(tiny, tmp_path_factory.mktemp("logs"), *words)
-    try:
-        pids = [server.wait_ready().process.pid, *(child.pid for child in server.children())]
-        yield Peer(server.url, vocab_size=VOCAB, eos_id=EOS, pids=pids)
-    finally:
-        server.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "ALIVE_S", WAIT_S)  # how soon is for the bench
+        patch.setattr(asking, "IDLE_S", WAIT_S)
+        try:
+            pids = [server.wait_ready().process.pid, *(child.pid for child in server.children())]
+            yield Peer(server.url, vocab_size=VOCAB, eos_id=EOS, pids=pids)
+        finally:
+            server.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
