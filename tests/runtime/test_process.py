@@ -185,7 +185,7 @@ async def test_no_descriptor_is_left_in_the_parent() -> None:
         child, _ = await spawn(entry)
         child.kill()
         await death_of(child)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may have been closed
 
 
 def test_every_exit_status_has_words() -> None:
@@ -245,13 +245,13 @@ async def test_where_no_process_is_to_be_had_nothing_is_left_of_it(
     def fail(*args: object, **options: object) -> object:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(f"actors.runtime.process.{what}", fail)
         with pytest.raises(LaunchFailed) as failed:
             await spawn("until_told")
     assert "node n could not be started" in failed.value.reason.detail
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 # Spares
