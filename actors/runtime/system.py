@@ -22,9 +22,10 @@ from actors.runtime.actor import Actor
 from actors.runtime.child import SWITCH_S
 from actors.runtime.clock import rng_for
 from actors.runtime.fabric import Fabric, fabric_for
-from actors.runtime.launch import LaunchFailed, Preload, Prepare
+from actors.runtime.launch import LaunchFailed
 from actors.runtime.node import Node
 from actors.runtime.nodes import Nodes
+from actors.runtime.preload import encoded, preloads_of
 from actors.runtime.restart import Child, Restarts
 from actors.runtime.supervisor import Branch, Leaf, StartFailed
 from actors.runtime.wiring import wait_cycle
@@ -428,32 +429,6 @@ class System:
     def _greet(self, name: str) -> None:
         known = (self.node.entry(path).known for path in self.leaves)
         self.node.peers.control(name, Entries(tuple(k for k in known if k is not None)))
-
-
-def encoded(child: spec.Child) -> dict[str, bytes]:
-    return {name: msgspec.msgpack.encode(v) for name, v in child.arguments.items()}
-
-
-def preloads_of(tree: spec.Supervisor, nodes: tuple[spec.Node, ...]) -> dict[str, Preload]:
-    """For each process, the modules of the actors that live there, and what is prepared."""
-    modules: dict[str, dict[str, None]] = {
-        node.name: {} for node in nodes if node.kind is spec.NodeKind.PROCESS
-    }
-    prepares: dict[str, tuple[Prepare, ...]] = {}
-
-    def walk(branch: spec.Supervisor, prefix: str) -> None:
-        for child in branch.children:
-            path = prefix + child.name
-            if isinstance(child, spec.Supervisor):
-                walk(child, f"{path}/")
-            elif child.node in modules:
-                modules[child.node][child.factory.partition(":")[0]] = None
-                if child.is_prepared:
-                    known = prepares.get(child.node, ())
-                    prepares[child.node] = (*known, Prepare(path, child.factory, encoded(child)))
-
-    walk(tree, "")
-    return {name: Preload(tuple(found), prepares.get(name, ())) for name, found in modules.items()}
 
 
 def run(main: Coroutine[Any, Any, int]) -> NoReturn:
