@@ -77,6 +77,13 @@ FLAGS: tuple[Flag, ...] = (
     Flag("gateway", "stream_stall_s", "--stream-stall", "seconds a client may not read its stream"),
     Flag(
         "gateway",
+        "ping_s",
+        "--ping",
+        "seconds without events, or at most twice as many, until a stream gives a sign of life;"
+        " 0: never",
+    ),
+    Flag(
+        "gateway",
         "recover_s",
         "--recover",
         "seconds that an interrupted request waits for the part that was lost",

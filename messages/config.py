@@ -39,6 +39,7 @@ class GatewayConfig(Section, frozen=True):
     keep_alive_s: Seconds = 30.0
     stream_bytes_max: Positive = 1 << 20  # unread by one client
     stream_stall_s: Seconds = 60.0  # how long a client may leave its stream unread
+    ping_s: Seconds = 10.0  # of silence, twice at most, until a stream gives a sign; 0: never
     recover_s: Seconds = 30.0  # how long an interrupted request waits for the lost part
     shares_port: bool = False  # other gateways of this tree listen there as well
     places: NonNegative = 0  # requests that may run or wait behind all gateways; 0: not said

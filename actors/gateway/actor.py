@@ -43,9 +43,13 @@ class Sweep(NamedTuple):
     """Look for streams that nobody reads and for waits that are over."""
 
 
+class Beat(NamedTuple):
+    """Give a sign to the clients of streams that have been silent."""
+
+
 class Gateway(Actor):
     accepts = gateway.In
-    private: ClassVar[Any] = Sweep | Resume
+    private: ClassVar[Any] = Sweep | Beat | Resume
     answers = Page | Load | Cleared | Recalled
     offload_threads: Mapping[str, int] = {"batches": 1}
     mailbox = MailboxSpec(count_max=65_536, bytes_max=256 << 20)
@@ -120,6 +124,8 @@ class Gateway(Actor):
             raise
         if len(self.calls.streams) == 1:
             self.context.start_timer("sweep", Sweep(), every_s=SWEEP_S)
+            if self.config.ping_s:
+                self.context.start_timer("beat", Beat(), every_s=self.config.ping_s)
         return stream
 
     def full_problem(self) -> Problem | None:
@@ -212,6 +218,10 @@ class Gateway(Actor):
         self.calls.cut_unread()
         self._settle()
 
+    def on_beat(self, message: Beat) -> None:
+        for stream in self.calls.streams.values():
+            stream.beat()
+
     def check(self) -> None:
         self.calls.check()
 
@@ -225,5 +235,6 @@ class Gateway(Actor):
         if not self.calls.is_idle:
             return
         self.context.cancel_timer("sweep")
+        self.context.cancel_timer("beat")
         if self.is_draining:
             self.context.drained()

@@ -13,7 +13,12 @@ from typing import Any
 
 import msgspec
 
-from actors.gateway.anthropic_replies import CountWriter, MessageStream, MessageWriter
+from actors.gateway.anthropic_replies import (
+    CountWriter,
+    MessageStream,
+    MessageWriter,
+    event_frame,
+)
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
 from actors.gateway.inputs import Limits, decode
@@ -219,6 +224,13 @@ _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
 
 DIALECTS = (
-    Dialect("/v1/messages", "msg_", read_messages, MessageWriter, MessageStream),
+    Dialect(
+        "/v1/messages",
+        "msg_",
+        read_messages,
+        MessageWriter,
+        MessageStream,
+        ping=event_frame("ping", {}),
+    ),
     Dialect("/v1/messages/count_tokens", "msg_", read_count, CountWriter),
 )

@@ -16,6 +16,7 @@ from messages.types import Problem
 
 SSE = b"text/event-stream; charset=utf-8"
 NDJSON = b"application/x-ndjson"
+PING = b": ping\n\n"  # a comment, which readers of events skip
 
 
 class Ready(Exception):
@@ -76,6 +77,7 @@ class Dialect(NamedTuple):
     plain: Callable[[Any, Head, Sequence[Checked]], PlainWriter]
     stream: Callable[[Any, Head, Sequence[Checked]], StreamWriter] | None = None
     media: bytes = SSE
+    ping: bytes = PING  # what its clients skip in a stream: a sign of life; empty: nothing is
     names: Callable[[Any], tuple[str, ...]] | None = None  # ids that the client gave to the call
 
     @property

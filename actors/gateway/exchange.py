@@ -218,8 +218,15 @@ def uncollected() -> Iterator[None]:
 
 async def read_rows(stream: Stream) -> list[Row]:
     """The next rows. Raises Refused when the call failed, Gone when the client has left."""
+    while (rows := await read_news(stream)) is None:
+        pass
+    return rows
+
+
+async def read_news(stream: Stream) -> list[Row] | None:
+    """The same, but None where the client should get a sign of life."""
     try:
-        return await stream.read()
+        return await stream.news()
     except Refused:
         if stream.is_closed:
             raise Gone from None

@@ -188,6 +188,6 @@ _chat_decoder = msgspec.json.Decoder(ChatBody)
 _generate_decoder = msgspec.json.Decoder(GenerateBody)
 
 DIALECTS = (
-    Dialect("/api/chat", "", read_chat, ChatLines, ChatLines, NDJSON),
-    Dialect("/api/generate", "", read_generate, GenerateLines, GenerateLines, NDJSON),
+    Dialect("/api/chat", "", read_chat, ChatLines, ChatLines, NDJSON, ping=b""),
+    Dialect("/api/generate", "", read_generate, GenerateLines, GenerateLines, NDJSON, ping=b""),
 )

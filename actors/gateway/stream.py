@@ -42,13 +42,26 @@ class Stream:
         self.ready = asyncio.Event()
         # What is called when rows have come: wakes the reader, or does its work.
         self.wake: Callable[[], object] = self.ready.set
+        self.pings = False  # whether its reader uses `news`, and tells its client of silences
+        self.is_quiet = False  # nothing has been written for it since the last beat
+        self._is_silent = False  # its reader shall be told
         self._owner = owner
 
     async def read(self) -> list[Row]:
+        while (rows := await self.news()) is None:
+            pass
+        return rows
+
+    async def news(self) -> list[Row] | None:
+        """As `read`, but None where there is nothing for a while: the client may want a sign."""
         outbox = self.outbox
         while not outbox.rows and not outbox.is_over:
+            if self._is_silent:
+                self._is_silent = False
+                return None
             self.ready.clear()
             await self.ready.wait()
+        self._is_silent = False
         rows = outbox.take()
         if not rows:
             self._owner.forget(self)
@@ -65,6 +78,13 @@ class Stream:
             if name and name.startswith(prefix)
             for choice in range(index * each, (index + 1) * each)
         }
+
+    def beat(self) -> None:
+        """The clock: who has got nothing since the beat before is told so."""
+        if self.pings and self.is_quiet:
+            self._is_silent = True
+            self.ready.set()
+        self.is_quiet = True
 
     @property
     def is_done(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import re
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ import pytest
 from actors.gateway.access import Access
 from actors.gateway.http import App
 from messages.system import State
-from tests.gateway.street import CONTEXT, PATHS, Street, V
+from messages.types import Fault, Problem
+from tests.gateway.street import CONTEXT, PATHS, Client, Street, V
 
 
 def outcomes(street: Street) -> dict[str, float]:
@@ -491,3 +493,107 @@ async def test_a_body_is_read_without_the_collector_of_garbage() -> None:
         await street.ask(street.request("POST", "/v1/completions", body))
         assert gc.isenabled()
     assert seen == [False, False]
+
+
+# Signs of life
+
+PINGS = {
+    "/v1/chat/completions": b": ping\n\n",
+    "/v1/completions": b": ping\n\n",
+    "/v1/responses": b": ping\n\n",
+    "/v1/messages": b'event: ping\ndata: {"type":"ping"}\n\n',
+    "/generate": b": ping\n\n",
+}
+
+
+def streamed(street: Street, path: str, **headers: str) -> Client:
+    body: dict[str, Any] = {"stream": True}
+    if path == "/generate":
+        body["text"] = "one two three"
+    elif path == "/v1/completions":
+        body |= {"model": "M", "prompt": "one two three"}
+    elif path == "/v1/responses":
+        body |= {"model": "M", "input": "one two three"}
+    else:
+        messages = [{"role": "user", "content": "one two three"}]
+        body |= {"model": "M", "messages": messages, "max_tokens": 9}
+    return street.request("POST", path, body, headers=headers)
+
+
+def wordless(body: bytes) -> bytes:
+    """Without times and ids."""
+    return re.sub(rb"[0-9a-f.-]", b"", body)
+
+
+async def pass_time(street: Street, seconds: float) -> None:
+    await street.step()
+    street.cell.advance(seconds)
+    for _ in range(5):
+        await street.step()
+
+
+@pytest.mark.parametrize(
+    ("path", "resumed"), [*((path, False) for path in PINGS), ("/v1/chat/completions", True)]
+)
+async def test_a_stream_that_waits_gives_a_sign_of_life_and_then_its_events(
+    path: str, resumed: bool
+) -> None:
+    headers = {"x-stream-resume": "1"} if resumed else {}
+    ping = PINGS[path]
+    street = Street(ping_s=10.0)
+    street.back.paused = True
+    client = streamed(street, path, **headers)
+    await pass_time(street, 9.0)
+    assert client.got.status is None  # an error would still have its status
+    await pass_time(street, 11.0)
+    assert client.got.status == 200 and client.got.body == ping
+    await pass_time(street, 10.0)
+    assert client.got.body == ping * 2
+    street.back.paused = False
+    for _ in range(2):
+        await street.step()
+    begun = client.got.body
+    assert len(begun) > len(ping * 2)
+    street.back.paused = True
+    await pass_time(street, 21.0)
+    assert client.got.body.endswith(ping)  # between two events as well
+    street.back.paused = False
+    got = await street.ask(client)
+    quiet = Street(ping_s=0.0)
+    other = await quiet.ask(streamed(quiet, path, **headers))
+    if resumed:
+        assert got.body.count(b"data: ") == other.body.count(b"data: ")
+    else:
+        assert wordless(got.body.replace(ping, b"")) == wordless(other.body.replace(ping, b""))
+    street.cell.advance(1.0)
+    if not resumed:
+        street.assert_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_failure_after_a_sign_of_life_is_an_event(path: str) -> None:
+    street = Street(ping_s=10.0)
+    street.back.paused = True
+    client = streamed(street, path)
+    await pass_time(street, 21.0)
+    assert client.got.status == 200
+    (open_call,) = street.gateway.calls.open.values()
+    street.gateway.calls._fail(open_call, Problem(fault=Fault.INTERNAL, message="It broke."))
+    got = await street.ask(client)
+    assert got.is_complete and b"It broke." in got.body.removeprefix(PINGS[path])
+    street.back.paused = False
+    await street.settle()
+
+
+@pytest.mark.parametrize(("ping_s", "path"), [(0.0, "/v1/chat/completions"), (10.0, "/api/chat")])
+async def test_where_signs_are_off_or_cannot_be_skipped_there_are_none(
+    ping_s: float, path: str
+) -> None:
+    street = Street(ping_s=ping_s)
+    street.back.paused = True
+    client = streamed(street, path)
+    await pass_time(street, 50.0)
+    assert client.got.status is None
+    street.back.paused = False
+    assert (await street.ask(client)).status == 200
+    street.assert_idle()

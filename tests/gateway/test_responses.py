@@ -249,7 +249,9 @@ def check_laws(events: list[dict[str, Any]], reply: ResponsesReply) -> None:
     assert items == msgspec.to_builtins(reply)["output"]
 
 
-THINKS = Shape(tool_parser="hermes", names=("f", "g"), reasoning_parser="qwen3")
+THINKS = Shape(
+    tool_parser="hermes", names=("f", "g"), reasoning_parser="qwen3", thoughts_parser="qwen3"
+)
 CALLS = (
     "<think>let me see</think>Sure. "
     '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'

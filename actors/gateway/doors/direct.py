@@ -73,7 +73,7 @@ class Line:
         """The response has begun. Without `write` all of it is the task's."""
         self._writer, self._write = writer, write
 
-    async def run(self, reading: Awaitable[list[Row]]) -> list[Row]:
+    async def run(self, reading: Awaitable[list[Row] | None]) -> list[Row] | None:
         """Called by the task: rows are written without it until they need it again."""
         self.is_busy = self._write is None
         try:
@@ -99,9 +99,11 @@ class Line:
         assert self._writer is not None and self._write is not None, "not busy before it began"
         try:
             data = self._writer.write(outbox.take())
-            if data and not self._write(data):
-                self.is_busy = True  # until its task has seen to it that the client reads
-                stream.ready.set()
+            if data:
+                stream.is_quiet = False
+                if not self._write(data):
+                    self.is_busy = True  # until its task has seen to it that the client reads
+                    stream.ready.set()
         except Exception as error:
             self.error = error
             self.is_busy = True

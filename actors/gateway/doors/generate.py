@@ -1,8 +1,9 @@
 """This file is every route that makes a call: the table of dialects, and the way of one exchange.
 
 It does not know dialects: a body becomes a call, and rows become bytes, as the table's row says.
-Laws: a response starts only when its first event is known, so that errors have their status; a
-client that leaves has its call closed, in whatever state it is.
+Laws: a response starts only when its first event is known, so that errors have their status, or
+when that has taken so long that a proxy might give it up; a client that leaves has its call closed,
+in whatever state it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from actors.gateway.exchange import (
     STREAM_HEADERS,
     Exchange,
     HttpRefused,
+    read_news,
     read_rows,
     uncollected,
 )
@@ -153,23 +155,38 @@ class Generate:
     async def answer_stream(
         self, exchange: Exchange, ask: Asked, head: Head, stream: Stream, line: Line
     ) -> None:
-        assert self.dialect.stream is not None, f"{self.dialect.path} has no streams"
-        rows = await read_rows(stream)
-        writer = self.dialect.stream(ask, head, stream.checked)
-        content_type = (b"content-type", self.dialect.media)
-        await exchange.start(200, (content_type, *STREAM_HEADERS))
+        dialect = self.dialect
+        assert dialect.stream is not None, f"{dialect.path} has no streams"
+        stream.pings = bool(dialect.ping)
+        try:
+            while (rows := await read_news(stream)) is None:
+                await self.start(exchange)
+                await exchange.write(dialect.ping)
+        except Refused as refused:
+            if exchange.status is None:
+                raise
+            await exchange.write_last(dialect.stream(ask, head, ()).fail(refused.problem))
+            return
+        writer = dialect.stream(ask, head, stream.checked)
+        await self.start(exchange)
         last = b""
         line.begin(writer, exchange.piece)
         try:
-            while rows:
-                data = writer.write(rows)
+            while rows is None or rows:
+                data = dialect.ping if rows is None else writer.write(rows)
                 if stream.is_done:  # the last rows and the end go in one write
                     last = data
                     break
                 if data:
+                    stream.is_quiet = rows is None
                     await exchange.write(data)
-                rows = await line.run(read_rows(stream))
+                rows = await line.run(read_news(stream))
             last += writer.end(stream.checked)
         except Refused as refused:
             last = writer.fail(refused.problem)
         await exchange.write_last(last)
+
+    async def start(self, exchange: Exchange) -> None:
+        """Begins the response, if it has not begun with a sign of life."""
+        if exchange.status is None:
+            await exchange.start(200, ((b"content-type", self.dialect.media), *STREAM_HEADERS))

@@ -22,16 +22,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from actors.gateway.call import Row
-from actors.gateway.dialect import Head
+from actors.gateway.dialect import PING, Head
 from actors.gateway.doors.tapes import Retrieve, Tapes
 from actors.gateway.errors import Refused, invalid, unavailable
 from actors.gateway.exchange import (
     SSE_HEADERS,
     Exchange,
-    Gone,
     HttpRefused,
     json_response,
+    read_news,
     read_rows,
     uncollected,
 )
@@ -319,11 +318,10 @@ class Create:
             stream.names += (exchange.given_id,)
         watcher = asyncio.create_task(self.watch(exchange, stream))
         try:
-            rows = await read_rows(stream)
             if asked.body.stream:
-                await self.answer_stream(exchange, asked, stream, rows)
+                await self.answer_stream(exchange, asked, stream)
             else:
-                await self.answer_plain(exchange, asked, stream, rows)
+                await self.answer_plain(exchange, asked, stream)
         finally:
             watcher.cancel()
             stream.close()
@@ -346,9 +344,8 @@ class Create:
             pass
         stream.close()
 
-    async def answer_plain(
-        self, exchange: Exchange, asked: Asked, stream: Stream, rows: list[Row]
-    ) -> None:
+    async def answer_plain(self, exchange: Exchange, asked: Asked, stream: Stream) -> None:
+        rows = await read_rows(stream)
         asked.writer.begin()
         while rows:
             asked.writer.write(rows)
@@ -357,21 +354,25 @@ class Create:
         self.responses.keep(asked)
         await exchange.respond(200, encode(asked.writer.reply))
 
-    async def answer_stream(
-        self, exchange: Exchange, asked: Asked, stream: Stream, rows: list[Row]
-    ) -> None:
+    async def answer_stream(self, exchange: Exchange, asked: Asked, stream: Stream) -> None:
         writer = asked.writer
-        await exchange.start(200, SSE_HEADERS)
-        await exchange.write(writer.begin())
+        stream.pings = True
+        begun = False
         try:
-            while rows:
-                if data := writer.write(rows):
+            while (rows := await read_news(stream)) is None or rows:
+                if exchange.status is None:
+                    await exchange.start(200, SSE_HEADERS)
+                data = PING if rows is None else b"" if begun else writer.begin()
+                if rows is not None:
+                    begun = True
+                    data += writer.write(rows)
+                if data:
+                    stream.is_quiet = rows is None
                     await exchange.write(data)
-                rows = await read_rows(stream)
             last = writer.end(int(time.time()))
-        except Gone:
-            raise
         except Refused as refused:
-            last = writer.fail(refused.problem)
+            if exchange.status is None:
+                raise
+            last = (b"" if begun else writer.begin()) + writer.fail(refused.problem)
         self.responses.keep(asked)
         await exchange.write_last(last)

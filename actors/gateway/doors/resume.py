@@ -51,6 +51,7 @@ class Kept:
         self.stream = stream
         self.held = Held(ask.call.request_count)
         self.changed = asyncio.Event()
+        self.silence_count = 0  # how often nothing has come for a while
         self.expiry: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -124,6 +125,7 @@ class Resumes:
             self.kept[kept.name] = kept
         elif not is_back:
             return None
+        stream.pings = True
         kept.task = asyncio.create_task(self.pump(kept))
         return kept
 
@@ -133,8 +135,12 @@ class Resumes:
         bytes_max = LONGEST * self.config.stream_bytes_max
         problem = None
         try:
-            while rows := await stream.read():
-                held.add(rows)
+            while (rows := await stream.news()) is None or rows:
+                if rows is None:
+                    kept.silence_count += 1
+                else:
+                    held.add(rows)
+                    stream.is_quiet = False
                 kept.changed.set()
                 if held.bytes_len > bytes_max:
                     raise Refused(unavailable("The stream is too long to be kept."))
@@ -161,6 +167,7 @@ class Resumes:
 
         watcher = asyncio.create_task(watch())
         place = Place(kept.held, marks)
+        silence_count = kept.silence_count
         writer: Any = None
         try:
             while not place.is_at_end:
@@ -170,9 +177,13 @@ class Resumes:
                     await kept.changed.wait()
                     if is_gone:
                         raise Gone
+                    if silence_count != kept.silence_count:
+                        silence_count = kept.silence_count
+                        await self.start(exchange, kept)
+                        await exchange.bounded(exchange.write(kept.dialect.ping))
                     continue
                 if writer is None:
-                    writer = await self.start(exchange, kept)
+                    writer = await self.begin(exchange, kept)
                 if known:
                     writer.write(known)
                 data = b"".join(
@@ -186,23 +197,29 @@ class Resumes:
             watcher.cancel()
             self.detach(kept)
 
-    async def start(self, exchange: Exchange, kept: Kept) -> Any:
+    async def begin(self, exchange: Exchange, kept: Kept) -> Any:
+        """The writer of a response that has begun."""
+        await self.start(exchange, kept)
         assert kept.dialect.stream is not None
+        return kept.dialect.stream(kept.ask, kept.head, kept.stream.checked)
+
+    async def start(self, exchange: Exchange, kept: Kept) -> None:
+        if exchange.status is not None:
+            return
         headers = (
             (b"content-type", kept.dialect.media),
             (b"x-stream-id", kept.name.encode()),
             *STREAM_HEADERS,
         )
         await exchange.start(200, headers)
-        return kept.dialect.stream(kept.ask, kept.head, kept.stream.checked)
 
     async def finish(self, exchange: Exchange, kept: Kept, writer: Any) -> None:
         """Raises Refused: it failed before its first event."""
         problem = kept.held.problem
-        if problem is not None and writer is None:
+        if problem is not None and exchange.status is None:
             raise Refused(problem)
         if writer is None:
-            writer = await self.start(exchange, kept)
+            writer = await self.begin(exchange, kept)
         if problem is not None:
             await exchange.write_last(writer.fail(problem))
         else:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from actors.gateway.dialect import PING
 from actors.gateway.errors import Refused, invalid
 from actors.gateway.exchange import SSE_HEADERS, Exchange, Gone
 from actors.gateway.responses.store import Kept
@@ -64,16 +66,23 @@ class Tapes:
         found = await self.take(response_id, tape, place)
         await exchange.start(200, SSE_HEADERS)
         gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ping_s = self.responses.gateway.config.ping_s or math.inf
+        written_s = loop.time()
         watcher = asyncio.create_task(watch(exchange, gone))
         try:
             while True:
-                if found.data:
-                    await exchange.bounded(exchange.write(found.data))
+                data = found.data
+                if not data and loop.time() - written_s >= ping_s:
+                    data = PING
+                if data:
+                    await exchange.bounded(exchange.write(data))
+                    written_s = loop.time()
                     place += found.data.count(b"\n\n")
                 if found.is_over:
                     break
                 if not found.data:
-                    await wait(changed, gone)
+                    await wait(changed, gone, ping_s)
                 if gone.is_set():
                     raise Gone
                 found = await self.take(response_id, tape, place)
@@ -107,8 +116,8 @@ async def watch(exchange: Exchange, gone: asyncio.Event) -> None:
     gone.set()
 
 
-async def wait(changed: asyncio.Event | None, gone: asyncio.Event) -> None:
-    """For more of a tape that has nothing now, or for the client's leaving."""
+async def wait(changed: asyncio.Event | None, gone: asyncio.Event, wait_s: float) -> None:
+    """For more of a tape that has nothing now, or for the client's leaving; not for ever."""
     if changed is None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(gone.wait(), ASK_AGAIN_S)
@@ -116,7 +125,8 @@ async def wait(changed: asyncio.Event | None, gone: asyncio.Event) -> None:
     changed.clear()
     waits = [asyncio.create_task(event.wait()) for event in (changed, gone)]
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        timeout_s = None if wait_s == math.inf else wait_s
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in waits:
             task.cancel()
