@@ -31,6 +31,8 @@ from actors.runtime.frame import (
 from messages.base import Header
 from messages.system import Cause, Reason
 
+PROBES_MIN = 3  # without an answer, before a link is lost for it
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times of a link. Times double at each repetition, up to `repeat_s_max`."""
@@ -398,7 +400,9 @@ class Link:
             self._ack_due = True
             self._ack_at_s = None
         if self._probe_at_s is not None and now_s >= self._probe_at_s:
-            if now_s - self._progress_s >= limits.stall_s:
+            # Probes count too: who stood still itself has not asked, and may not have read.
+            is_stalled = now_s - self._progress_s >= limits.stall_s
+            if is_stalled and self.probes_unanswered >= PROBES_MIN:
                 return self._fall(
                     Cause.UNREACHABLE, f"no acknowledgement for {limits.stall_s:g} s", tell=True
                 )

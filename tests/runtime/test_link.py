@@ -257,6 +257,19 @@ def test_duplicates_are_dropped() -> None:
     assert both.a.link.window_count == 0  # told at once that it has arrived
 
 
+def test_who_stood_still_asks_before_a_link_is_lost() -> None:
+    both = joined()
+    assert both.a.link.send(header(1), b"", both.now_s)
+    both.pump()
+    both.advance(1000 * LIMITS.stall_s)  # with the answer perhaps unread
+    assert both.a.events == [Up()]
+    both.settle()
+    both.advance(LIMITS.stall_s)
+    both.settle()
+    assert both.b.numbers == [1] and both.a.link.window_count == 0
+    assert both.a.events == both.b.events == [Up()]
+
+
 def test_a_peer_that_never_answers_is_lost_in_the_end() -> None:
     both = joined()
     both.a.link.send(header(1), b"", 0.0)

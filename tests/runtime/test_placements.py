@@ -117,7 +117,7 @@ class Standing(asyncio.SelectorEventLoop):
 @pytest.mark.parametrize("placement", ["threads", "processes"])
 def test_a_root_that_was_stuck_kills_nobody_and_is_left_by_nobody(placement: str) -> None:
     async def run() -> None:
-        system = system_for(placement, heartbeat_s=0.05, hang_s=12.0)
+        system = system_for(placement, heartbeat_s=0.05)
         lags: list[float] = []
         tick = system.nodes.tick
 
@@ -129,8 +129,8 @@ def test_a_root_that_was_stuck_kills_nobody_and_is_left_by_nobody(placement: str
         await system.start()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Standing)
-        loop.stood_s = 20.0  # longer than anybody may be silent, shorter than a link may stall
-        await until(lambda: max(lags, default=0.0) > 12.0)
+        loop.stood_s = 10 * DEADLINE_S  # nobody else may be silent for as long
+        await until(lambda: max(lags, default=0.0) > DEADLINE_S)
         caller: Any = system.local("a")
         for _ in range(3):
             count = len(caller.outcomes), len(lags) + 3
