@@ -23,7 +23,7 @@ from messages.system import Beat, Cause, Halt, NodeDown, NodeUp, Reason
 HELLO_S = 15.0  # from the launch to the link
 HALT_S = 2.0  # from `Halt` to the kill
 ENOUGH = 0.25  # of `hang_s`: with so much of a core a loop that turns would have been heard
-STARVED_PATIENCE = 20.0  # without it, a node may be silent for so many times `hang_s`
+STARVED_PATIENCE = 10.0  # without it, a node may be silent for so many times `hang_s`
 LOST_LINK_S = 0.05  # for the launcher's news of a death to overtake the link's
 
 
