@@ -32,11 +32,12 @@ class Device:
     is_asynchronous: bool = False
     is_lost: bool = False
     constrainer: Any = None
+    computed: int = 0  # what a step that is under way has done
 
     def reset(self, keep_kv: bool) -> None: ...
 
     def progress(self) -> int:
-        return 0
+        return self.computed
 
     def launch(self, step: StepInput) -> Landed:
         if self.fates:
@@ -109,6 +110,22 @@ def test_a_device_that_answers_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
     ) as e:
         check_device(torch.device("cuda:0"), error)
     assert e.value.__cause__ is error and "more lines" not in str(e.value)
+
+
+def test_a_prefill_that_goes_on_for_minutes_is_not_hung_and_one_that_stands_still_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = Device()
+    cell, worker = worker_with(device)
+    monkeypatch.setattr(worker.context, "offload", lambda *job, lane: None)  # it never ends
+    cell.tell(step(1), SCHEDULER)
+    look_s = worker.watch.look_s
+    for _ in range(int(300 / look_s)):
+        device.computed += 1
+        cell.advance(look_s)
+    assert cell.hung is None
+    cell.advance(WorkerConfig().hang_s)
+    assert cell.hung is not None and cell.hung.startswith("a forward made no progress for ")
 
 
 async def test_a_device_may_be_quiet_for_as_long_as_its_largest_steps_take(
