@@ -357,6 +357,13 @@ class Site:
         times = Times(config.header_timeout_s, config.keep_alive_s)
         bound.setblocking(False)
         host, port = bound.getsockname()[:2]
+        try:
+            await self.app.batches.open()
+        except BaseException:
+            bound.close()
+            raise
+        # Nothing waits from here until the gateway is in service: a call taken before that would
+        # never hear from the tokenizer. Who connects earlier waits in the kernel's queue.
         self.listener = Listener(
             bound,
             self.app.full,
@@ -364,7 +371,6 @@ class Site:
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else max(0.1, config.header_timeout_s),
         )
-        await self.app.batches.open()
         return host, port
 
     async def close(self) -> None:

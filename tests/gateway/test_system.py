@@ -13,6 +13,7 @@ import pytest
 
 from actors.gateway.actor import Gateway
 from actors.gateway.call import Call, Prompt
+from actors.gateway.doors.batches import Batches
 from actors.gateway.errors import Refused
 from actors.runtime.actor import Actor
 from actors.runtime.context import Ref
@@ -150,6 +151,24 @@ async def test_a_gateway_that_crashes_is_back_on_its_port() -> None:
             async with httpx.AsyncClient(base_url=url_of(system)) as client:
                 assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
             writer.close()
+
+
+async def test_who_calls_while_the_gateway_starts_is_answered_once_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def slow(self: Batches) -> None:
+        asked.append(asyncio.create_task(client.post("/v1/chat/completions", json=CHAT)))
+        for _ in range(200):  # in which a call could be taken, and its prompt be encoded
+            await asyncio.sleep(0)
+
+    asked: list[asyncio.Task[httpx.Response]] = []
+    monkeypatch.setattr(Batches, "open", slow)
+    with reserved_port() as reserved:
+        port = reserved.getsockname()[1]
+        base = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=base, timeout=WAIT_S) as client:
+            async with house(port=port):
+                assert (await asked[0]).status_code == 200
 
 
 def is_listening(actor: Actor | None, former: Gateway) -> bool:
