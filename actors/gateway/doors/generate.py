@@ -17,13 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from actors.gateway import anthropic, embeddings, native, ollama, parsing, scoring, tokens
 from actors.gateway.dialect import Asked, Dialect, Head, Ready
+from actors.gateway.doors.asking import body_of, counting_refusals, watch
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
-from actors.gateway.errors import CLOSING, Refused
+from actors.gateway.errors import Refused
 from actors.gateway.exchange import (
     STREAM_HEADERS,
     Exchange,
-    HttpRefused,
     read_news,
     read_rows,
     uncollected,
@@ -101,7 +101,7 @@ class Generate:
                 await self.resumes.follow(exchange, kept, marks)
                 return
         line = Line(self.direct, stream)
-        watcher = asyncio.create_task(self.watch(exchange, stream))
+        watcher = asyncio.create_task(watch(exchange, stream))
         try:
             if ask.stream:
                 await self.answer_stream(exchange, ask, head, stream, line)
@@ -120,27 +120,12 @@ class Generate:
     ) -> Asked:
         """A call without a seed has that of the stream it wishes for, or one is drawn."""
         gateway = self.gateway
-        config = gateway.config
-        try:
-            if not gateway.is_open:
-                raise Refused(CLOSING)
-            body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
-            if self.dialect.needs_place and not self.is_kept(wish):
-                problem = gateway.full_problem()
-                if problem is not None:  # before it costs the reading
-                    raise Refused(problem)
+        with counting_refusals(gateway):
+            needs_place = self.dialect.needs_place and not self.is_kept(wish)
+            body = await body_of(gateway, exchange, needs_place=needs_place)
             draw = gateway.draw_seed if wish is None else lambda: wish[0].seed
             with uncollected():
                 return self.dialect.read(body, gateway.limits, draw, created_s)
-        except (Refused, HttpRefused):
-            gateway.context.count("histrio_requests_total", outcome="refused")
-            raise
-
-    async def watch(self, exchange: Exchange, stream: Stream) -> None:
-        """Closes the call when its client leaves; the reader then finds its stream closed."""
-        while (await exchange.receive())["type"] != "http.disconnect":
-            pass
-        stream.close()
 
     async def answer_plain(
         self, exchange: Exchange, ask: Asked, head: Head, stream: Stream

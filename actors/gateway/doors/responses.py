@@ -23,12 +23,12 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway.dialect import PING, Head
+from actors.gateway.doors.asking import body_of, counting_refusals, watch
 from actors.gateway.doors.tapes import Retrieve, Tapes
 from actors.gateway.errors import Refused, invalid, unavailable
 from actors.gateway.exchange import (
     SSE_HEADERS,
     Exchange,
-    HttpRefused,
     json_response,
     read_news,
     read_rows,
@@ -316,7 +316,7 @@ class Create:
         stream.names = (asked.writer.reply.id, exchange.made_id)
         if exchange.given_id is not None:
             stream.names += (exchange.given_id,)
-        watcher = asyncio.create_task(self.watch(exchange, stream))
+        watcher = asyncio.create_task(watch(exchange, stream))
         try:
             if asked.body.stream:
                 await self.answer_stream(exchange, asked, stream)
@@ -328,21 +328,10 @@ class Create:
 
     async def read(self, exchange: Exchange) -> Asked:
         gateway = self.responses.gateway
-        config = gateway.config
         created_s = time.time()
-        try:
-            if not gateway.is_open:
-                raise Refused(unavailable("The server is shutting down."))
-            body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
+        with counting_refusals(gateway):
+            body = await body_of(gateway, exchange, needs_place=True)
             return await self.responses.read(body, exchange.made_id, created_s)
-        except (Refused, HttpRefused):
-            gateway.context.count("histrio_requests_total", outcome="refused")
-            raise
-
-    async def watch(self, exchange: Exchange, stream: Stream) -> None:
-        while (await exchange.receive())["type"] != "http.disconnect":
-            pass
-        stream.close()
 
     async def answer_plain(self, exchange: Exchange, asked: Asked, stream: Stream) -> None:
         rows = await read_rows(stream)
