@@ -80,6 +80,7 @@ class Chunks:
         frames: list[bytes] = []
         for index, delta in rows:
             if index not in self.templates:
+                self.extras.open(index, delta)
                 self._begin(index, frames)
             self.extras.see(index, delta)
             self._say(index, delta, frames)
@@ -193,7 +194,7 @@ class ChatStream(Chunks):
             matched_stop=msgspec.UNSET if finish is None else matched,
             token_ids=self.extras.ids(),
         )
-        return self._reply([choice], self.extras.usage(), self.extras.prompt_ids(index))
+        return self._reply([choice], self.extras.usage(index), self.extras.prompt_ids(index))
 
     def _reply(
         self,
@@ -284,7 +285,7 @@ class CompletionStream(Chunks):
             token_ids=self.extras.ids(),
             prompt_token_ids=self.extras.prompt_ids(index),
         )
-        return self._reply([choice], self.extras.usage())
+        return self._reply([choice], self.extras.usage(index))
 
     def _reply(
         self, choices: list[CompletionChoice], usage: Usage | None | msgspec.UnsetType

@@ -28,13 +28,11 @@ class Tally:
         self.thoughts: dict[int, Thoughts] = {}  # by choice
         self.prompts: dict[int, RequestUsage] = {}
         self.completion_tokens = 0
-        self.running: dict[int, int] = {}  # tokens of choices that have not finished
 
-    def see(self, index: int, delta: Delta) -> None:
-        """Counts what has come, for the usage so far."""
-        if delta.usage is not None:
-            self.prompts.setdefault(index // self.choice_count, delta.usage)
-        self.running[index] = self.running.get(index, 0) + delta.token_count
+    def prompt(self, index: int, usage: RequestUsage | None) -> None:
+        """What is known of the choice's prompt."""
+        if usage is not None:
+            self.prompts.setdefault(index // self.choice_count, usage)
 
     def think(self, index: int, delta: Delta) -> None:
         """Counts the tokens of reasoning; of every delta of a choice, in order."""
@@ -49,7 +47,6 @@ class Tally:
         """Counts one finished choice."""
         usage = usage or RequestUsage()
         self.completion_tokens += usage.completion_tokens
-        self.running.pop(index, None)
         self.prompts.setdefault(index // self.choice_count, usage)
 
     def check_only(self, checked: Iterable[Checked]) -> None:
@@ -58,24 +55,36 @@ class Tally:
             self.prompts[index] = RequestUsage(prompt_tokens=prompt.token_count)
 
     def usage(self) -> Usage:
-        prompt_tokens = sum(usage.prompt_tokens for usage in self.prompts.values())
-        cached_tokens = sum(usage.cached_tokens for usage in self.prompts.values())
-        completion_tokens = self.completion_tokens + sum(self.running.values())
+        """Of the whole call."""
+        thoughts = sum(thoughts.count for thoughts in self.thoughts.values())
+        return self._usage(self.prompts.values(), self.completion_tokens, thoughts)
+
+    def usage_of(self, index: int, completion_tokens: int) -> Usage:
+        """Of one choice that has so many tokens."""
+        prompt = self.prompts.get(index // self.choice_count, RequestUsage())
+        thoughts = self.thoughts.get(index)
+        return self._usage([prompt], completion_tokens, 0 if thoughts is None else thoughts.count)
+
+    def _usage(
+        self, prompts: Iterable[RequestUsage], completion_tokens: int, reasoning_tokens: int
+    ) -> Usage:
+        usages = list(prompts)
+        prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+        details = CompletionDetails(reasoning_tokens=reasoning_tokens)
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
-            prompt_tokens_details=PromptDetails(cached_tokens=cached_tokens),
-            completion_tokens_details=CompletionDetails(
-                reasoning_tokens=sum(thoughts.count for thoughts in self.thoughts.values())
-            )
-            if self.is_chat
-            else msgspec.UNSET,
+            prompt_tokens_details=PromptDetails(
+                cached_tokens=sum(usage.cached_tokens for usage in usages)
+            ),
+            completion_tokens_details=details if self.is_chat else msgspec.UNSET,
         )
 
 
 class Extras:
-    """What a stream's chunks have beside text, where it was asked for: ids of tokens, usage so far.
+    """What a stream's chunks have beside text, where it was asked for: ids of tokens, usage so far
+    of the chunk's choice.
 
     Every chunk is then encoded by itself; templates are for streams without.
     """
@@ -87,10 +96,16 @@ class Extras:
         self.is_on = ask.live_usage or ask.token_ids
         self._ids: list[int] | None = None
         self._fresh: set[int] = set()
+        self._counts: dict[int, int] = {}  # tokens that have come, by choice
+
+    def open(self, index: int, delta: Delta) -> None:
+        """Before the choice's first chunk, which has none of the delta's tokens."""
+        if self.ask.live_usage:
+            self.tally.prompt(index, delta.usage)
 
     def see(self, index: int, delta: Delta) -> None:
         if self.ask.live_usage:
-            self.tally.see(index, delta)
+            self._counts[index] = self._counts.get(index, 0) + delta.token_count
         if self.ask.token_ids and delta.token_ids:
             self._ids = list(unpack(delta.token_ids))
 
@@ -113,7 +128,7 @@ class Extras:
         self._fresh.discard(index)
         return list(unpack(self.checked[index // self.ask.call.choice_count].ids))
 
-    def usage(self) -> Usage | None | msgspec.UnsetType:
+    def usage(self, index: int) -> Usage | None | msgspec.UnsetType:
         if self.ask.live_usage:
-            return self.tally.usage()
+            return self.tally.usage_of(index, self._counts.get(index, 0))
         return None if self.ask.include_usage else msgspec.UNSET

@@ -306,8 +306,35 @@ def test_usage_so_far_comes_in_every_chunk_where_it_was_asked_for() -> None:
         events = [event for event in stream(ask, rows) if event != "[DONE]"]
         counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
         assert counts == sorted(counts) and counts[-1] == 3
-        assert {event["usage"]["prompt_tokens"] for event in events[is_chat:]} == {5}
+        assert counts[0] == (0 if is_chat else 1)  # a chat's first chunk has only the role
+        assert {event["usage"]["prompt_tokens"] for event in events} == {5}
         assert events[-1]["choices"] == [] and events[-1]["usage"]["total_tokens"] == 8
+
+
+def test_usage_so_far_is_that_of_the_chunks_choice_and_at_last_of_all() -> None:
+    """As SGLang and vLLM have it."""
+    for is_chat in (True, False):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        ask = ask_of(is_chat, n=2, stream=True, stream_options=options)
+        rows = [
+            [
+                row(choice, "a", 0, usage=Usage(prompt_tokens=5, cached_tokens=4))
+                for choice in (0, 1)
+            ],
+            [row(0, "b", 1), row(1, "b", 1)],
+            [row(1, "c", 2, FinishReason.STOP), row(0, "c", 2, FinishReason.STOP)],
+        ]
+        events = [event for event in stream(ask, rows) if event != "[DONE]"]
+        for choice in (0, 1):
+            own = [
+                e["usage"] for e in events if e["choices"] and e["choices"][0]["index"] == choice
+            ]
+            counts = [usage["completion_tokens"] for usage in own]
+            assert counts == sorted(counts) and counts[-1] == 3
+            assert {usage["total_tokens"] - usage["completion_tokens"] for usage in own} == {5}
+            assert {usage["prompt_tokens_details"]["cached_tokens"] for usage in own} == {4}
+        assert events[-1]["usage"]["completion_tokens"] == 6
+        assert events[-1]["usage"]["prompt_tokens"] == 5
 
 
 def test_the_most_likely_completions_are_shown_and_all_are_counted() -> None:
