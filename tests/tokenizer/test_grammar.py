@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ def check(value: Any, kind: str = "json_schema") -> None:
         {"type": "integer", "maximum": 20_000_000_000},
         {"anyOf": [{"type": "string"}, {"type": "null"}]},
         {"items": [{"type": "string"}], "type": "array"},
+        {"$defs": {"a": True, "b": {"$ref": "#/$defs/a"}}, "items": {"$ref": "#/$defs/b"}},
         TREE,
     ],
 )
@@ -50,6 +52,40 @@ def deep(levels: int) -> Any:
     for _ in range(levels):
         value = {"items": value}
     return value
+
+
+def chain(count: int, link: Callable[[Any], Any]) -> Any:
+    """Each definition holds a reference to the next."""
+    defs = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$defs": {**defs, f"d{count}": {}}, "$ref": "#/$defs/d0"}
+
+
+LINKS: list[Callable[[Any], Any]] = [
+    lambda reference: reference,
+    lambda reference: {"type": "object", "properties": {"a": reference, "b": reference}},
+    lambda reference: {"items": {"anyOf": [{"type": "null"}, reference]}},
+    lambda reference: {"allOf": [reference, {"$ref": "#/$defs/d0"}]},  # a circle of all of them
+]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_references_that_lead_deep_down_are_refused(link: Callable[[Any], Any]) -> None:
+    """An engine that follows them by recursion would end its process."""
+    check(chain(100, link))
+    with pytest.raises(Refused, match="256 schemas in each other"):
+        check(chain(300, link))
+    # In whichever order they are seen.
+    far = chain(300, link)
+    far["$defs"] = dict(reversed(far["$defs"].items()))
+    far["anyOf"] = [{"$ref": f"#/$defs/d{i}"} for i in reversed(range(300))]
+    for value in (far, {**far, "anyOf": far["anyOf"][::-1]}):
+        with pytest.raises(Refused, match="256 schemas in each other"):
+            check(value)
+
+
+def test_many_references_to_few_places_pass() -> None:
+    wide = {f"p{i}": {"$ref": "#/$defs/x"} for i in range(2000)}
+    check({"type": "object", "properties": wide, "$defs": {"x": {"items": {"$ref": "#"}}}})
 
 
 @pytest.mark.parametrize(
