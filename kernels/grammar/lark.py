@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kernels.constrain import BadGrammar
+from kernels.grammar.schema import settled
 
 UNSATISFIABLE = "The constraint cannot be satisfied: no text matches it."
 BLANK = r" \t\r\n"
@@ -91,7 +92,7 @@ class Writer:
             raise BadGrammar(UNSATISFIABLE)
         parts = self.atoms(begin)
         if schema is not None:
-            value = {**({} if schema is True else schema), "x-guidance": self.options}
+            value = {**({} if schema is True else settled(schema)), "x-guidance": self.options}
             parts.append(f"%json {json.dumps(value)}")
         parts += self.atoms(row["end"])
         return " ".join(parts) or '""'

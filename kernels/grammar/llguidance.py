@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kernels.constrain import GRAMMARS, BadGrammar, TokenTable
 from kernels.grammar.lark import Writer
+from kernels.grammar.schema import settled
 
 WHITESPACE_MAX = 8
 MESSAGE_CHARS_MAX = 300
@@ -172,7 +173,11 @@ def source_of(kind: str, text: str) -> str:
     """The library's form of a constraint. Raises BadGrammar."""
     if kind == "json_schema":
         try:
-            return str(LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
+            schema = settled(json.loads(text))
+            schema = json.dumps({} if schema is True else schema)
+            return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+        except BadGrammar:
+            raise
         except ValueError as error:
             raise BadGrammar(f"The schema is not valid: {words_of(str(error))}") from None
     if kind == "regex":

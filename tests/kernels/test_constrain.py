@@ -371,6 +371,9 @@ BAD = [
             {"$ref": "#/nope"},
             {"$ref": "http://127.0.0.1:9/s.json"},
             {"type": "integer", "minimum": 3, "exclusiveMaximum": 3},
+            {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)},
+            {"type": "integer", "exclusiveMinimum": -1e308, "exclusiveMaximum": -(2**63)},
+            {"enum": [2**53 + 1]},
             False,
             {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}},
         )

@@ -89,6 +89,100 @@ def schemas() -> list[Any]:
     return found
 
 
+INT: Any = {"type": "integer", "minimum": 0, "maximum": 20}
+TEXT: Any = {"type": "string", "maxLength": 4}
+CLOSED: Any = {"type": "object", "additionalProperties": False}
+TWO: Any = {**CLOSED, "properties": {"a": INT, "b": INT}}
+
+
+def number(**bounds: Any) -> Any:
+    return {"type": "number", **bounds}
+
+
+def integer(**bounds: Any) -> Any:
+    return {"type": "integer", **bounds}
+
+
+# One keyword or edge after the other, in the order of the public test suite.
+KEYWORDS: list[Any] = [
+    {
+        "allOf": [{"properties": {"a": INT}, "required": ["a"]}, {"properties": {"b": TEXT}}],
+        "type": "object",
+    },
+    {"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 3}]},
+    {"allOf": [{"enum": [1, 2, 3]}, {"enum": [2, 3, 4]}]},
+    {"allOf": [{"multipleOf": 2}, {"multipleOf": 3}], **INT},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"pattern": "b$"}], "maxLength": 6},
+    {"anyOf": [{"minimum": 3}, {"maximum": 1}], "type": "integer"},
+    {"anyOf": [False, {"type": "null"}]},
+    {**TWO, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    {"oneOf": [{**INT, "multipleOf": 2}, {**INT, "multipleOf": 3}]},
+    {"oneOf": [{**CLOSED, "properties": {"a": INT}}, TWO]},
+    {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+    {"oneOf": [True, False], "type": "null"},
+    {**integer(minimum=0, maximum=50), "if": {"minimum": 10}, "then": {"multipleOf": 2}},
+    {"type": "array", "items": INT, "contains": {"const": 3}, "maxItems": 3},
+    {"type": "array", "items": INT, "contains": {"minimum": 10}, "maxContains": 1, "maxItems": 4},
+    {"type": "array", "uniqueItems": True, "items": {"enum": [1, 2]}, "maxItems": 3},
+    {"type": "array", "prefixItems": [INT], "unevaluatedItems": False},
+    {"type": "array", "items": [INT, {"type": "null"}], "additionalItems": False},
+    {"minItems": 2, "items": INT, "maxItems": 3},
+    {"type": "object", "propertyNames": {"pattern": "^[a-c]$"}, "maxProperties": 2},
+    {"type": "object", "minProperties": 2, "additionalProperties": INT, "maxProperties": 3},
+    {**TWO, "minProperties": 1},
+    {**TWO, "dependentRequired": {"a": ["b"]}},
+    {**TWO, "dependencies": {"a": ["b"]}},
+    {**TWO, "dependentSchemas": {"a": {"required": ["b"]}}},
+    {"type": "object", "properties": {"a": INT}, "unevaluatedProperties": False},
+    {"type": "object", "patternProperties": {"^a": INT, "b$": {"maximum": 5}}, "maxProperties": 2},
+    {"type": "object", "required": ["z"]},
+    {**CLOSED, "properties": {"__proto__": INT, "": INT, 'é"\\': INT}},
+    {**TWO, "not": {"required": ["a"]}},
+    {"not": {"const": 3}, **integer(minimum=2, maximum=4)},
+    {"$ref": "#/$defs/x", "$defs": {"x": integer(minimum=3, maximum=9)}, "maximum": 5},
+    {**CLOSED, "properties": {"$ref": TEXT, "format": {"const": "x"}, "minimum": {"const": 1}}},
+    {"$defs": {"a": {"$anchor": "foo", "type": "null"}}, "$ref": "#foo"},
+    {"$defs": {"n": {"$dynamicAnchor": "n", "type": "null"}}, "$dynamicRef": "#n"},
+    {"enum": [{"a": 1, "format": "x"}, [1, 2], [], {}]},
+    {"enum": [1, True, 0, False]},
+    {"enum": ["a", 1], "type": "integer"},
+    *({"const": value} for value in (None, "\u2028🙂\0", 1e3, 0.1, -0.0, 1e-7, [], {"b": [{}]})),
+    *({"const": sign * 2**53 + near} for sign in (1, -1) for near in (-1, 0, 1)),
+    *({"enum": [{"a": [value]}]} for value in (12345678901234567890, 2**63, 2**64, 10**20)),
+    *({"type": "string", "format": name} for name in ("email", "date-time", "duration", "uri")),
+    *({"format": name, "maxLength": 5} for name in ("password", "path", "regex", "int32")),
+    integer(format="int64", minimum=-3, maximum=3),
+    *(
+        {"type": "string", "pattern": text}
+        for text in ("a+b?", "^[^\\s]{2}$", "^é🙂$", "^.$", "^x|y$")
+    ),
+    {"type": "string", "pattern": "\\w\\W\\S\\D", "maxLength": 8},
+    {"type": "string", "pattern": "^(?=a).{2}$"},
+    {"type": "string", "minLength": 1, "maxLength": 1},
+    number(multipleOf=0.25, minimum=0, maximum=5),
+    number(exclusiveMinimum=0, exclusiveMaximum=0.001),
+    number(exclusiveMinimum=0, maximum=0.5),
+    number(exclusiveMinimum=10, maximum=10.5),
+    number(exclusiveMaximum=0, minimum=-0.5),
+    number(exclusiveMaximum=-1, exclusiveMinimum=-1.5),
+    number(exclusiveMinimum=1, minimum=1.2, maximum=1.5),
+    number(minimum=1e-7, maximum=1e-6),
+    number(exclusiveMaximum=10),
+    integer(exclusiveMinimum=0.5, exclusiveMaximum=2.5),
+    integer(minimum=-3.5, maximum=-1.5),
+    integer(minimum=1, exclusiveMinimum=0, maximum=5, exclusiveMaximum=3),
+    integer(minimum=2**53 - 2, maximum=2**53 + 2),
+    integer(minimum=-(2**63), maximum=2**63 - 1),
+    integer(minimum=-(2**63), maximum=-(2**63) + 3),
+    integer(minimum=-(2**63) + 1, maximum=-1),
+    integer(minimum=2**64 - 2, maximum=2**64),
+    integer(minimum=-(10**30), maximum=-(10**29)),
+    {"allOf": [integer(minimum=-(2**63)), {"maximum": -(2**63) + 5}]},
+    {},
+    {"type": ["null", "boolean"], "title": "t", "default": 5, "x-own": {"a": 1}, "$comment": "c"},
+]
+
+
 def answer(constrainer: Constrainer, rng: random.Random, count_max: int) -> list[int] | None:
     """Random tokens to the end; None where the end does not come in `count_max` tokens."""
     tokens: list[int] = []
@@ -113,11 +207,12 @@ def constrainer() -> Constrainer:
 
 
 def test_every_finished_answer_is_valid_by_its_schema(constrainer: Constrainer) -> None:
-    every = schemas()
-    assert len(every) > 250
+    every = schemas() + KEYWORDS
+    assert len(every) > 390
     refused = unfinished = finished = 0
     for number, schema in enumerate(every):
-        judge = jsonschema.Draft202012Validator(schema)
+        older = isinstance(schema, dict) and isinstance(schema.get("items"), list)
+        judge = (jsonschema.Draft7Validator if older else jsonschema.Draft202012Validator)(schema)
         constraint = Constraint("json_schema", json.dumps(schema))
         for seed in range(2):
             constrainer.clear()
