@@ -124,7 +124,7 @@ def among(given: bytes, digests: tuple[bytes, ...]) -> bool:
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
-EXPOSED = b"x-request-id, retry-after"
+EXPOSED = b"x-request-id, request-id, retry-after, x-stream-id"
 METHODS = b"GET, POST, DELETE, PUT, OPTIONS"
 PREFLIGHT_S = b"600"
 

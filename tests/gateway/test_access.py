@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from actors import run
-from actors.gateway.access import Access, KeysWrong, Level, read_keys
+from actors.gateway.access import Access, Cors, KeysWrong, Level, read_keys
 from actors.gateway.http import App
 from actors.gateway.site import access_of
 from actors.settings import SettingsError
@@ -136,6 +136,13 @@ async def test_a_page_of_an_allowed_origin_may_ask() -> None:
     refused = await street.ask(street.request("GET", "/v1/models", headers={"origin": origin}))
     assert refused.status == 401  # the page can read why
     assert refused.headers["access-control-allow-origin"] == origin
+
+
+def test_a_page_may_read_the_headers_that_are_made_for_clients() -> None:
+    for origins in ("*", "https://page.test"):
+        headers = dict(Cors(origins).headers("https://page.test"))
+        exposed = headers[b"access-control-expose-headers"].decode().split(", ")
+        assert {"x-request-id", "request-id", "retry-after", "x-stream-id"} == set(exposed)
 
 
 async def test_a_page_of_another_origin_learns_nothing() -> None:
