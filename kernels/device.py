@@ -29,19 +29,17 @@ from torch import Tensor
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
 from kernels.constrain import Masks
+from kernels.flight import FAILED_BEFORE, NOT_NUMBERS
 from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, decode_rows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import Sampled, sample_logprobs, sample_special, uniform
 from kernels.ops.triton.picker import Picker
+from kernels.sharing import SHARING_ROWS_MIN, Sharing, find_sharing
 from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
 
 STAGES = 4  # steps whose buffers are kept; more than are ever in flight
-SHARING_ROWS_MIN = 16  # as SHARED_ROWS_MIN of graphs.py, in rows of the step
-SHARING_LEN_MIN = 256  # tokens
-NOT_NUMBERS = "the model's output for this sequence is not a number"
 NOBODY = -1  # in place of a slot
-FAILED_BEFORE = "an earlier step of this sequence has failed"
 
 
 @dataclass(eq=False)
@@ -472,27 +470,6 @@ class DeviceSteps:
         there = torch.from_numpy(rows[special].astype(np.int64)).to(self.device)
         self.last_token[there] = tokens.int()
         return sample_logprobs(logits, self.slots.columns, rows, result[0].long(), usable)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sharing:
-    """Rows of a decode step that begin with the same whole pages."""
-
-    rows: NDArray[np.int64]
-    length: int  # in tokens
-
-
-def find_sharing(table: Ints, positions: Ints, page_size: int) -> Sharing | None:
-    """The largest group with one first page, if it is worth a kernel of its own. A row's last page
-    is never shared: it may be written."""
-    pages, counts = np.unique(table[:, 0], return_counts=True)
-    if counts.max() < SHARING_ROWS_MIN:
-        return None
-    rows = np.flatnonzero(table[:, 0] == pages[counts.argmax()])
-    full = int(positions[rows].min()) // page_size
-    same = (table[rows, :full] == table[rows[0], :full]).all(axis=0)
-    length = (full if same.all() else int(same.argmin())) * page_size
-    return Sharing(rows, length) if length >= SHARING_LEN_MIN else None
 
 
 def upload(stage: Tensor, device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:

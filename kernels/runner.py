@@ -21,12 +21,11 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -48,35 +47,23 @@ from kernels.constrain import (
     EngineUnavailable,
     Masks,
     TokenTable,
-    check_engine,
     load_engine,
 )
 from kernels.cores import usable_cores
-from kernels.fit import gib, largest_step, settle_page_count, step_does_not_fit
+from kernels.fit import largest_step
+from kernels.flight import FAILED_BEFORE, NOT_NUMBERS
+from kernels.flight import Flight as Flight  # part of this door
+from kernels.flight import Landed as Landed  # likewise
 from kernels.health import check_device
-from kernels.kv import HOST_POOL_BYTES, KvPool, free_memory_bytes
+from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.load.base import BadConfig
-from kernels.load.dummy import DummySource
-from kernels.memory import forget_unused, release_freed
+from kernels.memory import release_freed
 from kernels.ops.sampling import Sampled, prompt_logprobs, sample
 from kernels.ops.vectors import read_vectors, reading_rows
 from kernels.parts import run_in_parts
 from kernels.processors.base import process
 from kernels.registry import UnknownName
-from kernels.settle import (
-    DTYPES,
-    attention_shape,
-    check_weights_fit,
-    open_source,
-    pool_wanted,
-    read_config,
-    settle_attention,
-    settle_context,
-    settle_device,
-    settle_kv_dtype,
-    settle_ops,
-)
 from kernels.settle import RunnerOptions as RunnerOptions  # part of this door
 from kernels.slots import FlatBatch, Slots
 
@@ -130,6 +117,8 @@ class Runner:
     ) -> Runner:
         """Reads the model at `path` (a directory or a .gguf file) and makes its pool. Raises
         LoadError (the file's or the operator's fault), MemoryError if it doesn't fit."""
+        from kernels.assemble import load_runner  # it makes a Runner
+
         return load_runner(Path(path), options or RunnerOptions(), progress)
 
     def set_threads(self, count: int) -> None:
@@ -456,116 +445,6 @@ class Runner:
             self.constrainer.clear()
         if not keep_kv:
             self.kv.forget()
-
-
-class Flight(Protocol):
-    """A launched step."""
-
-    def wait(self) -> None:
-        """Sleeps until `result` would not wait. May be called by another thread than the one that
-        launches; changes nothing."""
-        ...
-
-    def result(self) -> StepOutput:
-        """Waits for the step."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """A step that ran at its launch."""
-
-    output: StepOutput
-
-    def wait(self) -> None:
-        return
-
-    def result(self) -> StepOutput:
-        return self.output
-
-
-NOT_NUMBERS = "the model's output for this sequence is not a number"
-FAILED_BEFORE = "an earlier step of this sequence has failed"
-
-
-def load_runner(path: Path, options: RunnerOptions, progress: Progress | None) -> Runner:
-    if options.dtype not in DTYPES:
-        raise BadConfig(f"unknown dtype {options.dtype!r}; known are: {', '.join(DTYPES)}")
-    try:
-        check_engine(options.grammar)
-    except (UnknownName, EngineUnavailable) as error:
-        raise BadConfig(str(error)) from None
-    source = open_source(path, options)
-    config = read_config(source)
-    device = settle_device(options)
-    if isinstance(source, DummySource):
-        source.device = device
-    notes: list[str] = []
-    ops, dtype = settle_ops(options, source.weight_format, device, notes)
-    kv_dtype = settle_kv_dtype(options, ops, dtype)
-    ops.set_threads(options.threads or usable_cores())
-    context_len = settle_context(options.context_len, config.context_len)
-    if device.type != "cpu" and dtype != "quantized":
-        check_weights_fit(config, dtype, device)
-    model = Decoder(config, source, ops, dtype, context_len, progress)
-    source.finish()
-
-    shape = attention_shape(model, kv_dtype, context_len)
-    attention = settle_attention(options, shape, notes)
-    wanted = pool_wanted(options, config, kv_dtype, context_len)
-
-    largest_step_s = 0.0
-
-    def runner_of(page_count: int, options: RunnerOptions) -> Runner:
-        size = options.page_size
-        kv = KvPool(config.layer_count, config.heads, page_count, size, kv_dtype, device)
-        slots = Slots(options.slot_count, context_len, size, page_count)
-        facts = ModelFacts(
-            name=source.name,
-            vocab_size=config.vocab_size,
-            context_len=context_len,
-            eos_ids=source.eos_ids,
-            page_size=size,
-            page_count=page_count,
-            dtype=dtype,
-            device=str(device),
-            parameter_count=model.parameter_count,
-            hidden_len=config.hidden_len,
-            vector_lens=config.vector_lens,
-            notes=tuple(notes),
-            largest_step_s=largest_step_s,
-        )
-        return Runner(model, kv, slots, attention, facts, options)
-
-    if device.type == "cpu":
-        page_count = -(-options.kv_tokens // options.page_size)  # committed as it is touched
-        if not page_count:
-            page_count = settle_page_count(wanted, free_memory_bytes(device), HOST_POOL_BYTES)
-    else:
-        largest_step_s = try_largest_step(runner_of, options, context_len)
-        forget_unused()  # the trial's pool; what its step took is kept
-        free = free_memory_bytes(device)
-        page_count = settle_page_count(wanted, free)
-        notes.append(f"pool {gib(page_count * wanted.page_bytes)} of {gib(free)} that were free")
-    return runner_of(page_count, options)
-
-
-def try_largest_step(
-    runner_of: Callable[[int, RunnerOptions], Runner], options: RunnerOptions, context_len: int
-) -> float:
-    """How long it takes when nothing is made for the first time. Raises MemoryError if it doesn't
-    fit."""
-    step, page_count = largest_step(
-        options.page_size, context_len, options.slot_count, options.step_tokens_max
-    )
-    try:
-        trial = runner_of(page_count, replace(options, graphs=False))
-        trial.launch_whole(step).result()
-        begin_s = time.perf_counter()
-        trial.launch_whole(replace(step, closed=step.slots)).result()
-        return time.perf_counter() - begin_s
-    except MemoryError as error:
-        raise step_does_not_fit(step, error) from error
 
 
 def device_steps(runner: Runner) -> DeviceSteps | None:
