@@ -54,7 +54,7 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # usage so far in every chunk
+    continuous_usage_stats: bool | None = None  # of its choice, in every chunk
 
 
 class Constraints(Unsupported, kw_only=True, frozen=True):

@@ -62,8 +62,8 @@ class Calls:
         self.config = config
         # More could only be refused further in, when work had been done for them.
         self.open_max = min(config.open_max, config.places or config.open_max)
-        # Of one call: as many as can run, and as many on their way, so that no slot is idle.
-        self.width = min(self.open_max, 2 * config.slots or self.open_max)
+        # Of one call: as many as can run. More would only stand before others in the queue.
+        self.width = min(self.open_max, config.slots or self.open_max)
         self.recovery = recovery
         self.ledger = recovery.ledger
         self.open: dict[str, OpenCall] = {}

@@ -325,7 +325,7 @@ def many(count: int) -> Call:
 
 
 def test_of_a_call_with_many_requests_some_are_open_at_a_time_and_all_are_answered() -> None:
-    cell = started(slots=2, places=10)
+    cell = started(slots=4, places=10)
     stream, checks = opened(cell, many(25))
     assert len(checks) == 4
     runs = pass_checks(cell, checks)
@@ -343,7 +343,7 @@ def test_of_a_call_with_many_requests_some_are_open_at_a_time_and_all_are_answer
 
 
 def test_calls_with_many_requests_get_places_in_turn_and_others_find_one_behind_them() -> None:
-    cell = started(slots=1, places=6)
+    cell = started(slots=2, places=6)
     _, checks = opened(cell, many(9))
     first = pass_checks(cell, checks)
     _, checks = opened(cell, many(9))
@@ -360,7 +360,7 @@ def test_calls_with_many_requests_get_places_in_turn_and_others_find_one_behind_
 
 def test_what_waits_of_a_call_goes_with_it() -> None:
     for end in ("close", "abort", "fail"):
-        cell = started(slots=1, places=6)
+        cell = started(slots=2, places=6)
         stream, checks = opened(cell, many(9))
         runs = pass_checks(cell, checks)
         if end == "close":
@@ -381,7 +381,7 @@ def test_what_waits_of_a_call_goes_with_it() -> None:
 
 
 def test_what_waits_of_a_call_is_sent_when_a_lost_part_is_back() -> None:
-    cell = started(slots=1, places=6)
+    cell = started(slots=2, places=6)
     stream, checks = opened(cell, many(5))
     runs = pass_checks(cell, checks)
     cell.down("replica/worker")
