@@ -137,3 +137,11 @@ def test_random_deaths_keep_the_laws(
                 return
         permanent = {n for n in memory.order if memory.children[n].restart is P}
         assert permanent <= alive
+
+
+def test_a_clock_that_loses_its_last_bit_does_not_go_back() -> None:
+    core = restarts()
+    for now_s in (9.993533899304799, 9.9935338993048, 9.993533899304794):
+        core.died({"a"}, {"a"}, now_s)
+        core.check()
+    assert len(core.times) == 3
