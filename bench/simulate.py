@@ -5,7 +5,8 @@
 Each seed is one world: a deployment, clients and faults drawn from it (`bench/sim/`). `--hours` are
 simulated ones, divided among the seeds. A seed that fails is printed with the command that replays
 it and its last events; the exit status is then 1. The summary counts each kind of fault and each
-thing that must be seen sometimes, and names what never was; `--json` adds it as one line.
+thing that must be seen sometimes, and names what never was; with `--complete` that is a failure as
+well, since such a run does not test it. `--json` adds the summary as one line.
 
 Needs no GPU and no torch: msgspec, anyio, starlette, structlog, uvicorn, pyzmq, jinja2, tokenizers,
 llguidance and numpy.
@@ -86,11 +87,12 @@ def main(words: list[str]) -> int:
                 if arguments.stop:
                     break
             show_progress(results, failures, len(seeds), begin_s)
-    found = summarise(results, failures, time.monotonic() - begin_s, jobs)
-    show_summary(found)
+    summary = summarise(results, failures, time.monotonic() - begin_s, jobs)
+    show_summary(summary)
     if arguments.json:
-        print(json.dumps(found._asdict()))
-    return 1 if failures else 0
+        print(json.dumps(summary._asdict()))
+    is_incomplete = arguments.complete and bool(summary.never_fired or summary.never_seen)
+    return 1 if failures or is_incomplete else 0
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -117,6 +119,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--chains", action="store_true", help="print each world's hash over all its events"
+    )
+    parser.add_argument(
+        "--complete", action="store_true", help="fail where something has never been seen"
     )
     parser.add_argument("--stop", action="store_true", help="at the first seed that fails")
     parser.add_argument("--json", action="store_true", help="the summary as one line, the last")

@@ -69,6 +69,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
+    def jump(self, seconds: float) -> None:
+        """The whole machine stood still for so long: all that was due meanwhile is late."""
+        self._now_s += seconds
+
     def call_later(  # type: ignore[override]
         self,
         delay: float,
@@ -91,6 +95,10 @@ class SimLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, self._timer_count, handle))
         handle._scheduled = True  # type: ignore[attr-defined]
         return handle
+
+    def timers(self) -> list[events.TimerHandle]:
+        """Those that are still to come, the next one first."""
+        return [handle for _, _, handle in sorted(self._timers) if not handle._cancelled]
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         """Cancelled timers are dropped when their time comes."""

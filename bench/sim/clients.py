@@ -17,13 +17,13 @@ import msgspec
 from actors.gateway.actor import Gateway
 from actors.gateway.call import Call, Prompt, Row
 from actors.gateway.errors import Refused
+from actors.gateway.pattern import read_pattern
 from actors.gateway.stream import Stream
 from actors.runtime.life import Life
-from bench.sim.oracle import Right
 from bench.sim.scenario import Ask
-from bench.sim.site import Exchange, Lost
+from bench.sim.site import Exchange, Lost, problem_of
+from bench.sim.vectors import LABEL_IDS, vector_of
 from messages.types import (
-    Fault,
     FinishReason,
     Grammar,
     Problem,
@@ -31,9 +31,19 @@ from messages.types import (
     StopRules,
     pack,
     unpack,
+    unpack_floats,
 )
 
 PATH = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
+# What a response that failed says, and the code that the other dialects have for it.
+CODES = {
+    "gain later": "overloaded",
+    "was not back in time": "interrupted",
+    "it is not tried again": "repeatedly_interrupted",
+    "was not compiled within": "grammar_timeout",
+}
 
 
 class Outcome(NamedTuple):
@@ -64,7 +74,7 @@ class Client:
         self.begin_s = self.came_s = 0.0
         # Of one that comes back:
         self.visits = 0
-        self.answer = Answer(self.rights)
+        self.answer = Answer(self)
         self.was_at: Life | None = None
         self.life: Life  # whose connection it last had
 
@@ -106,30 +116,36 @@ class Client:
     def way(self) -> Callable[[Life], Awaitable[bool]]:
         if not self.ask.reader.startswith("http"):
             return self.by_call
-        return self.by_returning if self.ask.reader == "http returns" else self.by_http
+        match self.ask.reader:
+            case "http returns":
+                return self.by_returning
+            case "http background":
+                return self.by_background
+        return self.by_embedding if self.ask.wants else self.by_http
 
     # As the Engine
 
     async def by_call(self, life: Life) -> bool:
         ask, gateway = self.ask, gateway_of(life)
         call = Call(
-            prompts=(Prompt(ids=pack(ask.prompt)),),
+            prompts=(Prompt(text=ask.text) if ask.text else Prompt(ids=pack(ask.prompt)),),
             choice_count=ask.choice_count,
-            sampling=Sampling(
-                seed=ask.seed,
-                ignore_eos=ask.ignore_eos,
-                max_tokens=ask.max_tokens,
-                stop_ids=ask.stop_ids,
-                logprobs=0 if ask.logprobs else None,
-                frequency_penalty=0.5 if ask.penalised else 0.0,
+            sampling=sampling_of(ask),
+            stop=StopRules(
+                strings=(ask.stop,) if ask.stop else (),
+                patterns=(read_pattern(ask.stop_pattern),) if ask.stop_pattern else (),
             ),
-            stop=StopRules(strings=(ask.stop,) if ask.stop else ()),
             namespace=ask.namespace,
             grammar=Grammar(*ask.grammar) if ask.grammar else None,
         )
         suffix = f"~{ask.namespace}" if ask.namespace else ""
         stream = gateway.open(call, f"{ask.name}-{self.tries}{suffix}")
         got = [Got(self, i) for i in range(ask.choice_count)]
+        if ask.reader == "hasty":
+            await asyncio.sleep(ask.pause_s)
+            stream.close()
+            self.world.left(life, stream.call_id)
+            return False
         try:
             while rows := await stream.read():
                 for row in rows:
@@ -167,7 +183,7 @@ class Client:
         ask = self.ask
         body: dict[str, Any] = {
             "model": "tiny",
-            "prompt": list(ask.prompt),
+            "prompt": ask.text or list(ask.prompt),
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
             "n": ask.choice_count,
@@ -178,14 +194,19 @@ class Client:
             body["stream_options"] = {"include_usage": True}
         if ask.stop:
             body["stop"] = [ask.stop]
+        if ask.stop_pattern:
+            body["stop_regex"] = ask.stop_pattern
+        if ask.logprobs:
+            body["logprobs"] = 0
         if ask.stop_ids:
             body["stop_token_ids"] = list(ask.stop_ids)
         if ask.penalised:
             body["frequency_penalty"] = 0.5
         if ask.grammar:
             kind, text = ask.grammar
-            names = {"regex": "regex", "choice": "guided_choice", "json_schema": "guided_json"}
-            body[names[kind]] = text if kind == "regex" else msgspec.Raw(text.encode())
+            is_text = kind in ("regex", "ebnf")
+            names = {"choice": "guided_choice", "json_schema": "guided_json"}
+            body[names.get(kind, kind)] = text if is_text else msgspec.Raw(text.encode())
         return msgspec.json.encode(body)
 
     async def by_http(self, life: Life) -> bool:
@@ -205,10 +226,12 @@ class Client:
                 self.world.left(life, call_id)
 
         exchange.on_leave = leave
+        if ask.reader == "http hasty":
+            asyncio.get_running_loop().call_later(ask.pause_s, exchange.leave)
         await site.serve(exchange)
         if exchange.has_left:
             return False
-        answer = Answer(self.rights)
+        answer = Answer(self)
         if ask.reader == "http whole":
             answer.take_whole(exchange)
         else:
@@ -242,12 +265,14 @@ class Client:
                 continue  # nobody keeps it here; the next visit asks for it again
             if is_back and exchange.status == 200:
                 self.count_return(life)
-            answer.take(exchange)
+            try:
+                answer.take(exchange)
+            finally:
+                if not answer.last_id and not answer.is_over:  # nothing can be come back for
+                    self.answer = Answer(self)
             if answer.is_over:
                 answer.assert_whole()
                 return True
-            if not answer.last_id:  # nothing of it can be come back for
-                self.answer = Answer(self.rights)
             if not exchange.has_left:
                 raise Lost
             await asyncio.sleep(ask.pause_s)
@@ -255,6 +280,79 @@ class Client:
             if found is None:
                 return False
             self.was_at, self.life, life = life, found, found
+
+    async def by_embedding(self, life: Life) -> bool:
+        ask = self.ask
+        body = msgspec.json.encode({"model": "tiny", "input": list(ask.prompt)})
+        exchange = Exchange("POST", EMBEDDINGS, body)
+        await self.world.site(life).serve(exchange)
+        if exchange.is_cut or not exchange.is_complete:
+            raise Lost
+        if exchange.status != 200:
+            raise Refused(exchange.problem())
+        found = exchange.json()
+        assert found["data"][0]["embedding"] == unpack_floats(vector_for(ask)).tolist(), found
+        assert found["usage"]["prompt_tokens"] == len(ask.prompt), found
+        return True
+
+    async def by_background(self, life: Life) -> bool:
+        """The answer is made whether or not somebody reads; a reader that comes back gets the
+        events behind the last one it has, from whichever gateway it asks."""
+        ask, world = self.ask, self.world
+        story = Story(self)
+        visit = 0
+        while True:
+            after = len(story.kinds)
+            is_first = not after
+            path = f"{RESPONSES}/{story.response_id}?stream=true&starting_after={after - 1}"
+            exchange = Exchange(
+                "POST" if is_first else "GET",
+                RESPONSES if is_first else path,
+                self.background_body() if is_first else b"",
+                leaves_after=1 + ask.after % 5 if visit < ask.after % 4 else None,
+            )
+            await world.site(life).serve(exchange)
+            if exchange.status == 404:
+                raise Lost  # with the gateway that kept it
+            if exchange.status == 200:
+                story.take(exchange)
+            elif exchange.is_complete and is_first:
+                raise Refused(exchange.problem())
+            if story.is_over:
+                story.assert_whole()
+                world.seen["a response was made in the background"] += 1
+                if visit:
+                    world.seen["a response in the background was come back to"] += 1
+                return True
+            if not story.kinds:
+                raise Lost
+            # It has left, was cut, or whoever keeps it does not answer.
+            visit += 1
+            await asyncio.sleep(ask.pause_s)
+            found = await world.gateway(ask.front + visit)
+            if found is None:
+                return False
+            life = found
+
+    def background_body(self) -> bytes:
+        ask = self.ask
+        body: dict[str, Any] = {
+            "model": "tiny",
+            "input": ask.text,
+            "max_output_tokens": ask.max_tokens,
+            "seed": ask.seed,
+            "ignore_eos": ask.ignore_eos,
+            "background": True,
+            "stream": True,
+        }
+        if ask.stop:
+            body["stop"] = [ask.stop]
+        if ask.penalised:
+            body["frequency_penalty"] = 0.5
+        if ask.grammar:
+            schema = msgspec.json.decode(ask.grammar[1])
+            body["text"] = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+        return msgspec.json.encode(body)
 
     def count_return(self, life: Life) -> None:
         world, before = self.world, self.was_at
@@ -264,6 +362,25 @@ class Client:
             world.seen["came back to its gateway"] += 1
         else:
             world.seen["came back to another gateway"] += 1
+
+
+def sampling_of(ask: Ask) -> Sampling:
+    return Sampling(
+        seed=ask.seed,
+        ignore_eos=ask.ignore_eos,
+        max_tokens=ask.max_tokens,
+        stop_ids=ask.stop_ids,
+        logprobs=0 if ask.logprobs else None,
+        frequency_penalty=0.5 if ask.penalised else 0.0,
+        want_vector=ask.wants == "vector",
+        label_ids=LABEL_IDS if ask.wants == "scores" else (),
+    )
+
+
+def vector_for(ask: Ask) -> bytes:
+    """What the model makes of its prompt, where that is asked for."""
+    cells = [(token, at, ask.namespace) for at, token in enumerate(ask.prompt)]
+    return vector_of(cells, sampling_of(ask))
 
 
 def gateway_of(life: Life) -> Gateway:
@@ -284,6 +401,8 @@ class Got:
         self.prompt_len = len(client.ask.prompt)
         self.wants_logprobs = client.ask.logprobs
         self.is_constrained = bool(client.ask.grammar)
+        self.vector = b""
+        self.wanted = vector_for(client.ask)
         self.tokens: list[int] = []
         self.text = ""
         self.finish: FinishReason | None = None
@@ -295,6 +414,7 @@ class Got:
         new = list(unpack(delta.token_ids))
         self.tokens += new
         self.text += delta.text
+        self.vector += delta.vector
         assert self.tokens == right.tokens[: len(self.tokens)], "other tokens than alone"
         assert right.text.startswith(self.text), f"{self.text!r} is not {right.text!r}"
         if self.wants_logprobs and new:
@@ -318,13 +438,16 @@ class Got:
         assert self.finish is not None, "an end without a finish"
         assert self.tokens == self.right.tokens, f"{len(self.tokens)} tokens came"
         assert self.text == self.right.text, f"{self.text!r} is not {self.right.text!r}"
+        assert self.vector == self.wanted, f"{self.vector!r} is not {self.wanted!r}"
 
 
 class Answer:
     """What one HTTP client has got, over all its connections."""
 
-    def __init__(self, rights: list[Right]) -> None:
-        self.rights = rights
+    def __init__(self, client: Client) -> None:
+        self.ask = client.ask
+        self.rights = rights = client.rights
+        self.logprobs: list[list[float]] = [[] for _ in rights]
         self.texts = [""] * len(rights)
         self.finishes: list[str | None] = [None] * len(rights)
         self.usage: dict[str, Any] | None = None
@@ -350,6 +473,7 @@ class Answer:
                 assert self.finishes[index] is None, "text after a finish"
                 self.texts[index] += choice["text"]
                 self.finishes[index] = choice["finish_reason"]
+                self.take_logprobs(index, choice)
         for text, right in zip(self.texts, self.rights, strict=True):
             assert right.text.startswith(text), f"{text!r} is not {right.text!r}"
 
@@ -363,32 +487,75 @@ class Answer:
         body = exchange.json()
         self.texts = [choice["text"] for choice in body["choices"]]
         self.finishes = [choice["finish_reason"] for choice in body["choices"]]
+        for index, choice in enumerate(body["choices"]):
+            self.take_logprobs(index, choice)
         self.usage = body["usage"]
         self.is_over = True
+
+    def take_logprobs(self, index: int, choice: dict[str, Any]) -> None:
+        if choice.get("logprobs") is None:
+            return
+        assert self.ask.logprobs, "log probabilities that nobody asked for"
+        for logprob in choice["logprobs"]["token_logprobs"]:
+            self.logprobs[index].append(logprob)
+            expected = -(len(self.ask.prompt) + len(self.logprobs[index]))
+            is_forced = bool(self.ask.grammar) and logprob == 0.0
+            assert is_forced or logprob == expected, f"{logprob}, not {expected}"
 
     def raise_refusal(self, exchange: Exchange) -> None:
         if exchange.status is None or not exchange.is_complete:
             return  # it is lost
-        after = exchange.headers.get("retry-after")
-        raise Refused(problem_of(exchange.status, exchange.json()["error"], after))
+        raise Refused(exchange.problem())
 
     def assert_whole(self) -> None:
         rights = self.rights
         assert self.texts == [right.text for right in rights], self.texts
         assert self.finishes == [right.finish.value for right in rights], self.finishes
         assert self.usage is not None, "no usage"
-        count = sum(len(right.tokens) for right in rights)
-        assert self.usage["completion_tokens"] == count, (self.usage, count)
+        counts = [len(right.tokens) for right in rights]
+        assert self.usage["completion_tokens"] == sum(counts), (self.usage, counts)
+        if self.ask.logprobs:
+            assert [len(each) for each in self.logprobs] == counts, (self.logprobs, counts)
 
 
-def problem_of(status: int, error: dict[str, Any], retry_after: str | None) -> Problem:
-    fault = {503: Fault.UNAVAILABLE, 400: Fault.INVALID}.get(status, Fault.INTERNAL)
-    if error["code"] in ("overloaded", "queue_full"):
-        fault = Fault.OVERLOADED
-    return Problem(
-        fault=fault,
-        message=error["message"],
-        param=error.get("param"),
-        code=error["code"],
-        retry_after_s=None if retry_after is None else float(retry_after),
-    )
+class Story:
+    """The events of a response that is made in the background, over all visits."""
+
+    def __init__(self, client: Client) -> None:
+        self.right = client.rights[0]
+        self.response_id = ""
+        self.kinds: list[str] = []
+        self.text = ""
+        self.last: dict[str, Any] = {}
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.last)
+
+    def take(self, exchange: Exchange) -> None:
+        """The events of one visit. Raises Refused for a failure."""
+        for event in exchange.events():
+            data = event.data
+            assert data["sequence_number"] == len(self.kinds), (data, self.kinds)
+            kind = data["type"]
+            self.kinds.append(kind)
+            if "response" in data:
+                self.response_id = data["response"]["id"]
+            if kind == "response.output_text.delta":
+                self.text += data["delta"]
+                assert self.right.text.startswith(self.text), (self.text, self.right.text)
+            if kind in ("response.completed", "response.incomplete"):
+                self.last = data["response"]
+            if kind == "response.failed":
+                # The dialect has one code for all of them.
+                error = data["response"]["error"]
+                known = (code for words, code in CODES.items() if words in error["message"])
+                code = next(known, error["code"])
+                raise Refused(problem_of(503, {**error, "code": code}, "0"))
+
+    def assert_whole(self) -> None:
+        right, last = self.right, self.last
+        assert self.text == right.text, f"{self.text!r} is not {right.text!r}"
+        is_cut = right.finish is FinishReason.LENGTH
+        assert last["status"] == ("incomplete" if is_cut else "completed"), last
+        assert last["usage"]["output_tokens"] == len(right.tokens), (last["usage"], right)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from actors.detokenizer.actor import Detokenizer
 from actors.router.actor import Router
+from actors.runtime import live
 from actors.runtime.actor import MailboxSpec
 from actors.runtime.clock import rng_for
 from actors.runtime.mailbox import Full
@@ -77,6 +78,23 @@ def small_mailboxes(shape: Shape) -> Iterator[None]:
     finally:
         for room, mailbox in zip(front, kept, strict=True):
             room.mailbox = mailbox
+
+
+@contextlib.contextmanager
+def threads_take_time(loop: SimLoop, mean_s: float) -> Iterator[None]:
+    """What a room gives to a thread is done later, while messages go on to arrive."""
+    rng = rng_for(loop.seed, "threads")
+    run_inline = live._run_inline
+
+    def run_later(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        loop.call_later(rng.expovariate(1.0 / mean_s), run_inline, work, done)
+
+    try:
+        if mean_s:
+            live._run_inline = run_later
+        yield
+    finally:
+        live._run_inline = run_inline
 
 
 @contextlib.contextmanager

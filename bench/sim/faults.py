@@ -74,6 +74,7 @@ class Injector:
         self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
         self.is_over = False
         self.restarts: list[tuple[float, str, int]] = []  # asked for: when, of which life
+        self.stills: list[tuple[float, float]] = []  # when everything stood still, and until when
         self.troubles: list[tuple[float, float]] = []  # when something was done, and its end
 
     async def run(self, until_s: float) -> None:
@@ -143,6 +144,13 @@ class Injector:
                 (trouble.clogged if kind == "clog" else trouble.cut)[pair] = until_s
                 if kind == "cut":
                     trouble.cut[pair[1], pair[0]] = until_s
+            case "swizzle":
+                until_s = self.swizzle()
+            case "everything stands still":
+                # The host of all of it: time has passed, and nobody had a part of it.
+                until_s += rng.choice((0.5, house.hang_s, 4 * house.hang_s))
+                house.loop.jump(until_s - now_s)
+                self.stills.append((now_s, until_s))
             case "slow device":
                 self.pace.factor = rng.choice((1.0, 10.0, 100.0))
             case "forward hangs":
@@ -165,6 +173,28 @@ class Injector:
         self.fired[kind] += 1
         self.troubles.append((now_s, until_s))
         self.tell(f"{kind} {name or ''}")
+
+    def swizzle(self) -> float:
+        """Some nodes' links are clogged one after the other, and freed in another order. Returns
+        when the last one is."""
+        names = ["main", *self.house.alive()]
+        now_s, hang_s = self.house.loop.time(), self.house.hang_s
+        last_s = now_s
+        for name in self.rng.sample(names, self.rng.randint(1, len(names))):
+            begin_s = now_s + self.rng.uniform(0.0, hang_s)
+            end_s = begin_s + self.rng.uniform(0.0, hang_s)
+            self.house.loop.call_at(begin_s, self._clog, name, end_s)
+            last_s = max(last_s, end_s)
+        return last_s
+
+    def _clog(self, name: str, until_s: float) -> None:
+        if self.is_over:
+            return
+        for other in ("main", *self.house.processes):
+            if other != name:
+                for pair in ((name, other), (other, name)):
+                    clogged = self.wire.trouble.clogged
+                    clogged[pair] = max(until_s, clogged.get(pair, 0.0))
 
     def pair(self) -> tuple[str, str] | None:
         names = ["main", *self.house.alive()]

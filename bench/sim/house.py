@@ -85,6 +85,7 @@ class SimProcess:
         """A power cut: nothing is sent any more, its actors are gone at once."""
         if self.exited.done():
             return
+        self.house._killed.add(self.life)
         self.transport.vanish()
         self.node.halt(Reason(Cause.EXITED, "power cut"))
         self.house.go_on(self.boot.name)
@@ -134,7 +135,10 @@ class House:
         self._rng = rng_for(seed, "processes")
         self._spare_s: dict[str, float] = {}  # since when a node has a process in reserve
         self._stopped: dict[str, deque[events.Handle]] = {}  # by life
+        self._tasks: dict[asyncio.Task[Any], str | None] = {}  # that go on, by whose they are
+        self._killed: set[str | None] = set()  # lives that ended without a chance to tidy up
         loop.holds = self._holds
+        loop.set_task_factory(self._make_task)
 
     # As a fabric
 
@@ -203,6 +207,28 @@ class House:
 
     def close(self) -> None:
         self.wire.transports.clear()
+
+    # What they run
+
+    def _make_task(self, loop: Any, coroutine: Any, **given: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **given)
+        context = given.get("context")
+        self._tasks[task] = _life.get() if context is None else context.get(_life)
+        task.add_done_callback(self._tasks.pop)
+        return task
+
+    def running(self) -> list[str]:
+        """The tasks and timers of the root's process and of those that have ended by themselves: of
+        a process that was killed, nothing is left to run."""
+        tasks = [
+            task.get_name() for task, life in self._tasks.items() if life not in self._killed
+        ]  # fmt: skip
+        timers = [
+            repr(handle._callback)  # type: ignore[attr-defined]
+            for handle in self.loop.timers()
+            if handle._context.get(_life) not in self._killed  # type: ignore[attr-defined]
+        ]
+        return tasks + timers
 
     # What befalls processes
 

@@ -23,6 +23,7 @@ POISON_WORD = "dies of this prompt"
 POISON_DEATHS_MAX = 6  # until it is suspect, is found in its group, and dies alone
 ORDERED_S = 10.0  # until an order has been carried out
 WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
+NEWS_S = 2.0  # from a death until a gateway has heard of it
 NOTICED_S = 0.1  # until a gateway has heard that a client left
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
 LEFT_STEPS = 6
@@ -60,7 +61,7 @@ class Judge:
             assert not ask.is_impossible, f"{where} fits a grammar that nothing fits"
             assert ask.prompt[0] != world.scenario.poison, f"{where} outlived its poison"
             return
-        if problem is None and ask.reader.endswith("leaves"):
+        if problem is None and ask.reader.endswith(("leaves", "hasty")):
             return
         if world.gave_up is not None:
             return
@@ -75,7 +76,8 @@ class Judge:
                 whole_s = world.health.whole_for(outcome.end_s)
                 assert whole_s <= WHOLE_S, f"{where} given up by a house whole for {whole_s:g} s"
             case "repeatedly_interrupted":
-                deaths = self.deaths(outcome.begin_s, outcome.end_s)
+                # Who asks while the news of a death is under way is blamed for it too.
+                deaths = self.deaths(outcome.begin_s - NEWS_S, outcome.end_s)
                 assert len(deaths) >= LOSSES_MAX, f"{where} was blamed for {deaths}"
                 if ask.prompt[0] == world.scenario.poison:
                     world.seen["poison was given up"] += 1
@@ -103,6 +105,24 @@ class Judge:
             others += [when for when, _, _ in world.deaths if abs(when - at_s) <= ORDERED_S]
             lives_on = world.system.leaves[path].incarnation == incarnation
             assert others or not lives_on, f"{path} was asked to restart at {at_s:g} s, and is not"
+
+    def stillness(self) -> None:
+        """Where all stood still together, and nothing else was done, nobody is taken for hung."""
+        world = self.world
+        for at_s, until_s in world.injector.stills:
+            others = [
+                when
+                for when, end_s in world.injector.troubles
+                if when != at_s and when <= until_s + ORDERED_S and end_s + ORDERED_S >= at_s
+            ]
+            hung = [
+                path
+                for when, path, reason in world.deaths
+                if reason.cause is Cause.HUNG and at_s <= when <= until_s + ORDERED_S
+            ]
+            assert others or not hung, f"{hung} were killed at {until_s:g} s, when all stood still"
+            if not others:
+                world.seen["all stood still, and nobody was blamed"] += 1
 
     def poison(self) -> None:
         """A part may die of a guilty request a few times, until it is found; not for ever."""

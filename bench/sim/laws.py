@@ -11,6 +11,7 @@ from typing import Any
 from actors.gateway.actor import Gateway
 from actors.runtime.life import Life
 from actors.runtime.node import Node
+from actors.runtime.supervisor import Branch
 from bench.sim.site import SimSite
 from messages.system import State
 
@@ -107,6 +108,9 @@ def open_things(system: Any, nodes: list[Node]) -> list[str]:
         for table in ("_starting", "_ends", "_drains")
         if getattr(system, table)
     ]
+    for branch in branches_of(system.root):
+        if branch._busy or branch._dead or branch._tasks:
+            found.append(f"supervisor {branch.path or 'root'}: at work on {list(branch._busy)}")
     for path, life in lives.items():
         if len(life.mailbox) or life.mailbox.parked:
             found.append(f"{path}: {len(life.mailbox)} messages")
@@ -120,17 +124,29 @@ def open_things(system: Any, nodes: list[Node]) -> list[str]:
     return found
 
 
+def branches_of(root: Branch) -> list[Branch]:
+    """All supervisors, the root first."""
+    found = [root]
+    for child in root.children.values():
+        if isinstance(child, Branch):
+            found += branches_of(child)
+    return found
+
+
 def held_by(path: str, actor: Any) -> dict[str, int]:
     """What a room holds for requests."""
     if isinstance(actor, Gateway):
         site = actor.site
-        kept, exchanges = 0, 0
+        kept = exchanges = made = written = 0
         if isinstance(site, SimSite):
-            site.resumes.check()
-            kept, exchanges = len(site.resumes.kept), len(site.open)
+            site.app.resumes.check()
+            kept, exchanges = len(site.app.resumes.kept), len(site.open)
+            made, written = len(site.app.responses.tasks), len(site.app.responses.tapes.changed)
         return {
             "streams kept": kept,
             "exchanges": exchanges,
+            "responses being made": made,
+            "tapes being written": written,
             "calls": len(actor.calls.open),
             "streams": len(actor.calls.streams),
             "records": len(actor.recovery.ledger),

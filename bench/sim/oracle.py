@@ -6,7 +6,10 @@ constrained tokens from a matcher that sees the whole answer from its first toke
 
 from __future__ import annotations
 
+import codecs
 import functools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,23 +80,49 @@ class Oracle:
         ends = set(ask.stop_ids) | (set() if ask.ignore_eos else {END})
         spoken = tokens[:-1] if last in ends else tokens  # a stop id is no text
         decode = self.vocab.decode
-        if ask.stop:
-            for count in range(1, len(spoken) + 1):
-                text = decode(spoken[:count])
-                if ask.stop in text:
-                    text = text[: text.index(ask.stop)]
-                    return Right(tokens[:count], text, FinishReason.STOP, ask.stop)
+        stop = ask.stop_pattern or re.escape(ask.stop)
+        for count in range(1, len(spoken) + 1 if stop else 0):
+            text = decode(spoken[:count])
+            met = re.search(stop, text)
+            if met is not None:
+                matched = ask.stop_pattern or ask.stop
+                return Right(tokens[:count], text[: met.start()], FinishReason.STOP, matched)
         if last in ends:
             return Right(tokens, decode(spoken), FinishReason.STOP, last)
         return Right(tokens, decode(tokens), FinishReason.LENGTH, None)
 
+    def so_far(self, tokens: Sequence[int]) -> tuple[str, bool]:
+        """The text of these tokens, and whether it ends within a character."""
+        data = b"".join(self.vocab.token_bytes[token] for token in tokens)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        return text, used < len(data)
+
+    def with_prompt(self, ask: Ask) -> Ask:
+        """Gives it the ids of its text, as a completion's or as the only message of a chat."""
+        if not ask.text:
+            return ask
+        text = ask.text
+        if ask.reader == "http background":
+            text = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        return ask._replace(prompt=tuple(self.vocab.encode(text, add_special=False)))
+
     def with_stop(self, ask: Ask, pick: float) -> Ask:
-        """Gives it a stop string that its own text meets, perhaps across two tokens."""
+        """Gives it a stop string that its own text meets, perhaps across two tokens; or a pattern
+        of as many characters."""
         tokens = self.tokens(ask, 0)
         text = self.vocab.decode(tokens[: 1 + int(pick * ask.max_tokens)])
         end = len(text)
         stop = text[max(0, end - 1 - int(pick * 7) % 3) :]
-        return ask._replace(stop=stop) if stop and "\ufffd" not in stop else ask
+        if not stop or "\ufffd" in stop:
+            return ask
+        if ask.meets != "pattern":
+            return ask._replace(stop=stop)
+        return ask._replace(stop_pattern="".join(f"[{spelled(char)}#]" for char in stop))
+
+
+def spelled(char: str) -> str:
+    """As one of a class of characters in an expression."""
+    return "\\" + char if char in "\\]^-[" else char
 
 
 @functools.cache

@@ -58,6 +58,7 @@ class Pace:
         self.is_stuck = False  # the next forward never ends
         self.asks = dict(asks or {})  # by name
         self.seen: Counter[str] = Counter()
+        self.named: set[str] = set()  # requests that some worker has had
 
 
 paces: dict[int, Pace] = {}  # by the system's seed: an actor finds its world's by what it knows
@@ -100,6 +101,7 @@ class ShadowRoom(Actor):
         paths: Paths,
     ) -> None:
         self.device = device
+        self.oracle = oracle_of(model.path)
         self.shadow = ShadowWorker(
             page_count=cache.kv_tokens // cache.page_size,
             page_size=cache.page_size,
@@ -107,7 +109,7 @@ class ShadowRoom(Actor):
             context_len=model.context_len,
             eos_ids=(END,),
             namespace_of=namespace_of,
-            constrainer=oracle_of(model.path).constrainer(),
+            constrainer=self.oracle.constrainer(),
         )
         self.watch = Watch(worker.hang_s)
         self.jumped_count = 0
@@ -194,18 +196,29 @@ class ShadowRoom(Actor):
         for row in step.opened:
             is_new = row.request not in self.known
             self.known.add(row.request)
+            is_again = row.request in self.pace.named
+            self.pace.named.add(row.request)
             if row.cached_len:
                 seen["a prefix was found"] += 1
+            if row.sampling.want_vector or row.sampling.label_ids:
+                seen["a vector or scores were asked for again"] += is_again
             if len(row.tokens) // 4 == row.prompt_len or not is_new:
                 continue
             seen["resumed after tokens"] += 1
-            seen["resumed with a grammar"] += row.grammar is not None
+            seen["resumed with a seed"] += row.sampling.seed > 0
             seen["resumed with penalties"] += is_penalised(row.sampling)
             seen["resumed with log probabilities"] += row.sampling.logprobs is not None
             seen["resumed a choice other than the first"] += row.sampling.choice > 0
             seen["resumed from cached pages"] += row.cached_len > 0
             ask = self.pace.asks.get(row.request.partition("-")[0])
-            seen["resumed with a stop string"] += ask is not None and bool(ask.stop)
+            text, is_split = self.oracle.so_far(unpack(row.tokens)[row.prompt_len :])
+            seen["resumed within a character"] += is_split
+            if ask is not None and ask.stop:
+                seen["resumed with a stop string"] += 1
+                seen["resumed within a stop string"] += text.endswith(ask.stop[:1])
+            seen["resumed with a stop pattern"] += ask is not None and bool(ask.stop_pattern)
+            if row.grammar is not None:
+                seen[f"resumed with a grammar: {row.grammar.kind}"] += 1
 
 
 def build(

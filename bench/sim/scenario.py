@@ -69,6 +69,7 @@ class Shape(NamedTuple):
     spares: bool = False  # a process in reserve for each: the second launch takes no time
     compile_s: float = 0.0  # how long the worker takes for a grammar
     grammar_timeout_s: float = 10.0
+    encode_s: float = 0.0  # mean of what any work in a thread takes, a prompt's encoding for one
     resume_s: float = 10.0  # how long a stream is kept for a client that was cut
     resume_streams_max: int = 128
 
@@ -87,13 +88,19 @@ class Ask(NamedTuple):
     logprobs: bool
     choice_count: int
     namespace: str
-    reader: str  # plain | slow | stuck | leaves | http [leaves | slow | whole | returns]
+    # plain | slow | stuck | leaves | hasty | http [leaves | slow | whole | returns | hasty |
+    # background]
+    reader: str
     after: int  # tokens until it is stuck or leaves
-    pause_s: float  # of a slow one, between reads
+    pause_s: float  # of a slow one, between reads; of a hasty one, until it leaves
     front: int = 0  # which of several gateways it comes to first
     penalised: bool = False
     grammar: tuple[str, ...] = ()  # kind and text
     is_impossible: bool = False  # its grammar is one that the worker refuses
+    meets: str = ""  # what its own text is to meet: a stop "string" or "pattern"
+    stop_pattern: str = ""  # all its matches are of one length
+    wants: str = ""  # instead of text: "vector" or "scores"
+    text: str = ""  # what `prompt` is made from, where it is given as text
 
     def tokens(self, choice: int) -> list[int]:
         """What it gets: a plain function of what it asks."""
@@ -126,6 +133,7 @@ class Drain(NamedTuple):
     asks: tuple[Ask, ...]
     after_s: float
     grace_s: float
+    kills: bool = False  # something dies just before: the server ends while it restarts
 
 
 class Scenario(NamedTuple):
@@ -136,6 +144,7 @@ class Scenario(NamedTuple):
     menu: Menu
     poison: int | None = None  # the worker dies of a prompt that begins with this token
     drain: Drain | None = None
+    spoils: bool = False  # the work of a supervisor fails, which nobody foresaw
 
 
 FAULTS = (
@@ -153,7 +162,7 @@ FAULTS = (
     "killed in start",
     "crash loop",
 )
-MORE_FAULTS = ("restart asked for", "forward hangs")
+MORE_FAULTS = ("restart asked for", "forward hangs", "swizzle", "everything stands still")
 # What is counted when it happens, by whoever does it; all but the last three are in `Menu`.
 COUNTED = (
     *(fault for fault in FAULTS if fault not in ("kill at a message", "launch fails")),
@@ -169,10 +178,21 @@ COUNTED = (
 # What must be seen sometimes, over many worlds: a run in which one never is does not test it.
 SOMETIMES = (
     "resumed after tokens",
-    "resumed with a grammar",
+    "resumed with a seed",
+    "resumed with a grammar: regex",
+    "resumed with a grammar: choice",
+    "resumed with a grammar: json_schema",
+    "resumed with a grammar: ebnf",
+    "resumed with a grammar: structural_tag",
     "resumed with penalties",
     "resumed with log probabilities",
     "resumed with a stop string",
+    "resumed within a stop string",
+    "resumed with a stop pattern",
+    "resumed within a character",
+    "a vector or scores were asked for again",
+    "a response was made in the background",
+    "a response in the background was come back to",
     "resumed a choice other than the first",
     "resumed from cached pages",
     "tokens were forced",
@@ -194,6 +214,9 @@ SOMETIMES = (
     "a stale step was left out",
     "a spare was used",
     "the root gave up",
+    "the work of a supervisor failed",
+    "drained while a part restarted",
+    "all stood still, and nobody was blamed",
 )
 POISON = VOCAB_SIZE - 1
 GRAMMARS = (
@@ -202,7 +225,11 @@ GRAMMARS = (
     ("choice", '["heads", "tails", "neither of the two"]'),
     ("json_schema", '{"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"boolean"}},'
      '"required":["a","b"],"additionalProperties":false}'),
+    ("ebnf", 'root ::= item (", " item)*\nitem ::= "one" | "two" | [0-9] [0-9]'),
+    ("structural_tag", '[{"trigger":"e","begin":"e=","schema":{"type":"integer"},"end":";"}]'),
+    ("regex", "(yes|no){1,9}", "", "."),  # constrained behind the first full stop
 )  # fmt: skip
+WORDS = ("one", "small", "letter", "naïve", "→", "house", "in", "the", "sound", "猫")
 IMPOSSIBLE = ("regex", "[z&&a]x(")
 
 
@@ -233,6 +260,7 @@ def enrich(scenario: Scenario, quiet_s: float, rng: random.Random) -> Scenario:
         grammar_timeout_s=rng.choice((2.0, 10.0, 10.0)),
         resume_s=rng.choice((1.0, 10.0, 30.0)),
         resume_streams_max=rng.choice((1, 128, 128)),
+        encode_s=rng.choice((0.0, 0.001, 0.05, 1.0)),
     )
     weights = menu.weights | {fault: rng.choice((0.0, 0.0, 1.0, 3.0)) for fault in MORE_FAULTS}
     dusk_s = rng.uniform(0.0, max((ask.at_s for ask in scenario.asks), default=0.0))
@@ -258,6 +286,7 @@ def enrich(scenario: Scenario, quiet_s: float, rng: random.Random) -> Scenario:
             ),
             after_s=rng.uniform(0.5, 3.0),
             grace_s=rng.choice((1.0, 20.0, 60.0)),
+            kills=rng.random() < 0.4,
         )
     return scenario._replace(
         shape=shape,
@@ -265,6 +294,7 @@ def enrich(scenario: Scenario, quiet_s: float, rng: random.Random) -> Scenario:
         menu=menu._replace(weights=weights, gap_s=rng.choice((menu.gap_s, menu.gap_s, 30.0))),
         poison=poison,
         drain=drain,
+        spoils=rng.random() < 0.03,
     )
 
 
@@ -278,9 +308,41 @@ def enrich_ask(ask: Ask, rng: random.Random) -> Ask:
         reader = "leaves" if ask.reader == "plain" else "http leaves"
         ask = ask._replace(reader=reader, after=rng.randint(0, 3), max_tokens=80, ignore_eos=True)
     if rng.random() < 0.15 and not ask.stop_ids:
-        ask = ask._replace(grammar=rng.choice(GRAMMARS), ignore_eos=False)
+        of_bodies = [each for each in GRAMMARS if len(each) == 2 and each[0] != "structural_tag"]
+        grammars = of_bodies if ask.reader.startswith("http") else GRAMMARS
+        ask = ask._replace(grammar=rng.choice(grammars), ignore_eos=False)
     elif rng.random() < 0.02:
         ask = ask._replace(grammar=IMPOSSIBLE, is_impossible=True, stop_ids=(), ignore_eos=False)
+    return enrich_more(ask, rng)
+
+
+def enrich_more(ask: Ask, rng: random.Random) -> Ask:
+    """Ways to ask and to end; and who leaves before anything has come."""
+    chance = rng.random()
+    if ask.is_impossible:
+        return ask
+    if chance < 0.2:
+        ask = ask._replace(meets=rng.choice(("string", "pattern")))
+    elif chance < 0.25 and ask.reader in ("plain", "http whole"):
+        wants = "vector" if ask.reader == "http whole" else rng.choice(("vector", "scores"))
+        ask = ask._replace(
+            wants=wants, max_tokens=1, choice_count=1, grammar=(), stop_ids=(), ignore_eos=True,
+            penalised=False, logprobs=False,
+        )  # fmt: skip
+    elif chance < 0.3 and ask.reader in ("plain", "http"):
+        reader = "hasty" if ask.reader == "plain" else "http hasty"
+        ask = ask._replace(reader=reader, pause_s=rng.choice((0.0, 0.02, 0.3)), max_tokens=80,
+                           ignore_eos=True, stop_ids=(), grammar=())  # fmt: skip
+    elif chance < 0.34 and ask.reader.startswith("http"):
+        grammar = ask.grammar if ask.grammar[:1] == ("json_schema",) else ()
+        ask = ask._replace(reader="http background", choice_count=1, stop_ids=(), grammar=grammar,
+                           meets=ask.meets and "string")  # fmt: skip
+    if ask.reader.startswith("http") and rng.random() < 0.2 and not ask.wants:
+        ask = ask._replace(logprobs=ask.reader != "http background")
+    is_text = ask.reader == "http background" or (rng.random() < 0.15 and not ask.wants)
+    if is_text:
+        words = rng.choices(WORDS, k=rng.randint(1, 12))
+        ask = ask._replace(text=" ".join(words))
     return ask
 
 
@@ -297,6 +359,8 @@ def poisoned(ask: Ask) -> Ask:
         grammar=(),
         is_impossible=False,
         choice_count=1,
+        text="",
+        wants="",
     )
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.gateway.actor import Gateway
-from actors.gateway.doors.resume import Resumes
 from actors.gateway.http import App
 from actors.gateway.site import CLOSE_GRACE_S
+from messages.types import Fault, Problem
 
 
 class Lost(Exception):
@@ -57,13 +57,14 @@ class Exchange:
         self.over = asyncio.Event()
         self.inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        path, _, query = path.partition("?")
         given = {"content-type": "application/json"} | (headers or {})
         self.scope = {
             "type": "http",
             "method": method,
             "path": path,
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-            "query_string": b"",
+            "query_string": query.encode(),
             "state": {"abort": self.cut},
         }
 
@@ -111,6 +112,11 @@ class Exchange:
     def json(self) -> Any:
         return msgspec.json.decode(self.body)
 
+    def problem(self) -> Problem:
+        """Of a refusal."""
+        after = self.headers.get("retry-after")
+        return problem_of(self.status or 0, self.json()["error"], after)
+
     def events(self) -> list[Event]:
         """Those that have come whole."""
         found = []
@@ -126,6 +132,19 @@ class Exchange:
         return found
 
 
+def problem_of(status: int, error: dict[str, Any], retry_after: str | None) -> Problem:
+    fault = {503: Fault.UNAVAILABLE, 400: Fault.INVALID}.get(status, Fault.INTERNAL)
+    if error["code"] in ("overloaded", "queue_full"):
+        fault = Fault.OVERLOADED
+    return Problem(
+        fault=fault,
+        message=error["message"],
+        param=error.get("param"),
+        code=error["code"],
+        retry_after_s=None if retry_after is None else float(retry_after),
+    )
+
+
 class SimSite:
     """The door of one life of a gateway."""
 
@@ -134,14 +153,6 @@ class SimSite:
         self.context = context  # of its process
         self.open: dict[Exchange, asyncio.Task[None]] = {}
         self.is_closed = False
-
-    @property
-    def resumes(self) -> Resumes:
-        for route in self.app.router.routes:
-            endpoint = getattr(route, "endpoint", None)
-            if isinstance(endpoint, Resumes):
-                return endpoint
-        raise AssertionError("the application keeps no streams")
 
     async def serve(self, exchange: Exchange) -> None:
         """Returns when the client has the answer, has left, or has lost the connection."""
@@ -172,5 +183,6 @@ class SimSite:
 
     def cut(self) -> None:
         self.is_closed = True
+        self.app.resumes.close()
         for exchange in list(self.open):
             exchange.cut()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from messages.types import Float32s, Sampling, pack_floats
 
 HIDDEN_LEN = 4
+LABEL_IDS = (7, 4)  # that scores are asked for
 
 
 def vector_of(cells: Iterable[tuple[int, int, str]], sampling: Sampling) -> Float32s:

@@ -59,6 +59,10 @@ class Wire:
         self._rng = rng_for(seed, "network")
         self._last_s: dict[tuple[str, str, bool], float] = {}
 
+    def drawn(self) -> float:
+        """A number that tells how much chance was used."""
+        return self._rng.random()
+
     def carry(self, source: SimTransport, path: Path, name: bytes, parts: list[bytes]) -> None:
         """Takes one frame; it arrives later, perhaps. No parts: a heartbeat."""
         target = self.transports.get(f"ipc://{path}")

@@ -27,7 +27,12 @@ from actors.runtime.simloop import SimLoop
 from actors.runtime.system import System
 from bench.sim import laws, rooms
 from bench.sim.clients import Client, Outcome
-from bench.sim.deploy import config_of, nothing_from_outside, small_mailboxes
+from bench.sim.deploy import (
+    config_of,
+    nothing_from_outside,
+    small_mailboxes,
+    threads_take_time,
+)
 from bench.sim.faults import Injector
 from bench.sim.house import House, Probe
 from bench.sim.journal import Journal
@@ -45,6 +50,8 @@ PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 FAULTS_SHARE = 0.85  # of a world's time
 DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
+ENDED_S = 1.0  # after the stop, for what only has to see that it is over
+SPOILED = "a simulated bug of the supervisor"
 HEARD_S = 2.0  # from the order to drain until each gateway has it
 STEPS_MAX = 40_000_000
 # What a client is told as its gateway ends. The last one is from a scheduler that knew it first.
@@ -92,6 +99,7 @@ def run_world(scenario: Scenario, model: Path) -> Result:
         with (
             nothing_from_outside(loop),
             small_mailboxes(scenario.shape),
+            threads_take_time(loop, scenario.shape.encode_s),
             asyncio.Runner(loop_factory=lambda: loop) as runner,
         ):
             runner.run(world.play(loop))
@@ -113,12 +121,8 @@ def run_world(scenario: Scenario, model: Path) -> Result:
 class World:
     def __init__(self, scenario: Scenario, model: Path) -> None:
         self.model = model
-        self.oracle = oracle = oracle_of(str(model))
-        asks = tuple(
-            oracle.with_stop(ask, (i * 37 % 100) / 100) if i % 7 == 3 and not ask.is_impossible
-            else ask
-            for i, ask in enumerate(scenario.asks)
-        )  # fmt: skip
+        self.oracle = oracle_of(str(model))
+        asks = tuple(self.settled(ask, i) for i, ask in enumerate(scenario.asks))
         self.scenario = scenario._replace(asks=asks)
         self.pace = Pace({ask.name: ask for ask in asks})
         self.seen = self.pace.seen
@@ -130,8 +134,17 @@ class World:
         self.seeing_off: dict[asyncio.Task[None], None] = {}
         self.gave_up: Reason | None = None
         self.is_draining = self.is_closed = False
+        self.is_spoiled = False  # the next start of an actor fails as nobody foresaw
         self.counted: Counter[tuple[str, Labels]] = Counter()  # what all actors have reported
         self.log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
+
+    def settled(self, ask: Ask, index: int) -> Ask:
+        """With what depends on the vocabulary."""
+        ask = self.oracle.with_prompt(ask)
+        is_met = bool(ask.meets) or index % 7 == 3
+        if not is_met or ask.is_impossible or ask.wants:
+            return ask
+        return self.oracle.with_stop(ask, (index * 37 % 100) / 100)
 
     # What happens
 
@@ -311,13 +324,20 @@ class World:
         )
         system.node.pid = ROOT_PID
         self.born(system.node)
-        leaf_died = system._leaf_died
+        leaf_died, start_leaf = system._leaf_died, system.start_leaf
+
+        async def started(leaf: Any) -> None:
+            if self.is_spoiled:
+                self.is_spoiled = False
+                raise RuntimeError(SPOILED)
+            await start_leaf(leaf)
 
         def noted(leaf: Any, reason: Reason) -> None:
             self.died(leaf, reason)
             leaf_died(leaf, reason)
 
         system._leaf_died = noted  # type: ignore[method-assign]
+        system.start_leaf = started  # type: ignore[method-assign]
         await system.start()
         assert self.house.main is not None
         self.house.main._inbound = Probe(system.node, self.before, self.after)
@@ -333,20 +353,21 @@ class World:
         looking = loop.create_task(self.look())
         self.watching = watching = loop.create_task(self.watch(system))
         end_s = begin_s + scenario.duration_s
+        if scenario.spoils:
+            loop.call_at(begin_s + scenario.duration_s / 2, self.spoil)
         await self.injector.run(begin_s + scenario.duration_s * FAULTS_SHARE)
         _, late = await asyncio.wait(clients, timeout=end_s - loop.time() + PEACE_S)
-        if late and self.gave_up is None:
+        if late:
             names = ", ".join(task.get_name() for task in late)
             open_things = laws.open_things(system, self.nodes())
             raise AssertionError(f"still without an end: {names}; open: {open_things}")
-        for task in late:
-            task.cancel()
-        self.outcomes = [task.result() for task in clients if task not in late]
+        self.outcomes = [task.result() for task in clients]
         for outcome in self.outcomes:
             self.judge.outcome(outcome)
         self.judge.poison()
         if self.gave_up is None:
             self.judge.restarts()
+            self.judge.stillness()
         await asyncio.gather(*self.seeing_off)
         if self.gave_up is None:
             await self.settle(system)
@@ -356,10 +377,30 @@ class World:
             await self.drain(system, scenario.drain)
         watching.cancel()
         looking.cancel()
-        await system.stop()
+        self.injector.is_over = True
+        await asyncio.gather(system.stop(), system.stop())
         for node in self.nodes():
             assert not node.lives, f"{node.name} has {list(node.lives)} after the stop"
         assert not self.house.alive(), f"{self.house.alive()} run after the stop"
+        await asyncio.sleep(ENDED_S)
+        self.judge_end()
+
+    def spoil(self) -> None:
+        self.is_spoiled = not self.injector.is_over
+
+    def judge_end(self) -> None:
+        """Nothing of a house that was stopped goes on, and no message was of a wrong kind."""
+        current = asyncio.current_task()
+        assert current is not None
+        running = [name for name in self.house.running() if name != current.get_name()]
+        assert not running, f"{running} go on after the stop"
+        unreadable = [
+            dict(labels)["kind"]
+            for (name, labels), count in self.counted.items()
+            if name == "histrio_dead_letters_total" and ("cause", "unreadable") in labels and count
+        ]
+        assert not unreadable, f"{unreadable} could not be read"
+        self.journal.note(f"draws {self.wire.drawn()} {self.injector.rng.random()}")
 
     def come(self, asks: Iterable[Ask]) -> list[asyncio.Task[Outcome]]:
         return [self.loop.create_task(Client(ask, self).run(), name=ask.name) for ask in asks]
@@ -367,10 +408,15 @@ class World:
     async def drain(self, system: System, drain: Drain) -> None:
         """As SIGTERM with work under way: what ends within the grace is whole, and the rest is told
         that the server ends."""
-        clients = self.come(drain.asks)
+        asks = [self.settled(ask, index) for index, ask in enumerate(drain.asks)]
+        clients = self.come(asks)
         await asyncio.sleep(drain.after_s)
         begin_s = self.loop.time()
         self.journal.note("drain")
+        if drain.kills and self.house.alive():
+            self.house.kill(self.injector.rng.choice(self.house.alive()))
+            self.injector.troubles.append((begin_s, begin_s))
+            self.seen["drained while a part restarted"] += 1
         self.is_draining = True
         await system.drain(drain.grace_s)
         took_s = self.loop.time() - begin_s
@@ -401,6 +447,8 @@ class World:
     async def watch(self, system: System) -> None:
         self.gave_up = await system.wait()
         self.seen["the root gave up"] += 1
+        if SPOILED in self.gave_up.detail:
+            self.seen["the work of a supervisor failed"] += 1
         self.journal.note(f"the root gave up: {self.gave_up.detail}")
         self.injector.end()
         await system.stop()
@@ -420,6 +468,8 @@ class World:
             assert self.loop.time() < until_s, f"not quiet: {found}"
             await asyncio.sleep(1.0)
             assert self.gave_up is None, f"gave up in peace: {self.gave_up}"
+        for branch in laws.branches_of(system.root):
+            branch.restarts.check()
         for node in self.nodes():
             node.check()
             assert node.transport is not None

@@ -6,6 +6,7 @@ Here are a few seeds, and those that have found a bug. `.ci/run` simulates 20 ho
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from actors.gateway.actor import Gateway
 from bench.sim.oracle import oracle_of
 from bench.sim.scenario import COUNTED, FAULTS, GRAMMARS, SOMETIMES, Menu, draw
 from bench.sim.shadow import ShadowWorker
 from bench.sim.text import VOCAB_SIZE, make_tokenizer
-from bench.sim.world import Result, run_world
+from bench.sim.world import Broken, Result, run_world
 from bench.simulate import main
+from messages.system import Reason
 from messages.types import Grammar, Sampling, pack, unpack
 from messages.worker import Row, Step
 
@@ -33,6 +36,12 @@ FOUND = {
     19: 120.0,  # the end of a stream, refused by a full detokenizer, was lost
     24: 120.0,  # tokens for a detokenizer that the scheduler's node did not know yet were lost
     34: 120.0,  # who died while its siblings were being started got two lives
+}
+# The same of worlds as they are drawn now.
+FOUND_SINCE = {
+    107: 360.0,  # streams were kept for clients by a gateway that had ended
+    110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
+    111: 360.0,  # who came back to a stream got log probabilities twice
 }
 
 
@@ -53,6 +62,11 @@ def test_a_world_keeps_its_laws(seed: int, model: Path) -> None:
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
     run_world(draw(seed, FOUND[seed], is_rich=False), model)
+
+
+@pytest.mark.parametrize("seed", FOUND_SINCE)
+def test_a_world_that_found_a_bug_since_stays_whole(seed: int, model: Path) -> None:
+    run_world(draw(seed, FOUND_SINCE[seed]), model)
 
 
 @pytest.mark.slow
@@ -126,6 +140,38 @@ def test_a_summary_counts_what_fired_and_names_what_never_did(
     assert set(found["never_fired"]).isdisjoint(found["fired"])
     assert set(found["never_fired"]) | set(found["fired"]) >= set(COUNTED)
     assert set(found["never_seen"]) | set(found["seen"]) >= set(SOMETIMES)
+
+
+def test_a_run_that_has_not_seen_all_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--seeds", "1", "--first-seed", "7", "--hours", hours(20.0), "--jobs", "1"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--complete"]) == 1
+    assert "NEVER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["task", "timer"])
+def test_what_goes_on_after_the_stop_is_found(
+    kind: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_stop = Gateway.on_stop
+
+    async def stop(gateway: Gateway, reason: Reason) -> None:
+        await on_stop(gateway, reason)
+        if kind == "timer":
+            asyncio.get_running_loop().call_later(1e6, stray)
+        else:
+            strays.append(asyncio.create_task(asyncio.sleep(1e6), name="stray"))
+
+    strays: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(Gateway, "on_stop", stop)
+    drawn = draw(3, 20.0)
+    peace = Menu(gap_s=1e9, weights={"kill": 1.0}, drop=0.0, repeat=0.0)
+    with pytest.raises(Broken, match="stray.* go on after the stop"):
+        run_world(drawn._replace(menu=peace, drain=None, poison=None, spoils=False), model)
+
+
+def stray() -> None:
+    """A callback of a timer that nobody has stopped."""
 
 
 def test_the_shadow_says_what_the_oracle_says_of_each_kind_of_ask(model: Path) -> None:
