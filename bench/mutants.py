@@ -4,8 +4,9 @@
     python -m bench.mutants -k attempt      those with the word in their name
 
 A mutant is an exact piece of source and what stands in its place, in a copy of the project. A piece
-that is not found is an error, so that the list cannot go stale unseen. Exit status 1 if some mutant
-lives through all its seeds.
+that is not found is an error, so that the list cannot go stale unseen; so is a run that ends in any
+other way than by a law that was broken. The copy without a bug is run first, and must pass. Exit
+status 1 if some mutant lives through all its seeds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("actors", "messages", "kernels", "bench", "app.py")
 SEEDS = 200
 BATCH = 10  # seeds a process runs before it is asked again
+CONTROL_SEEDS = 10
 WORLD_S = 240.0
 
 
@@ -55,9 +57,11 @@ OUTPUT = "actors/scheduler/output.py"
 LINK = "actors/runtime/link.py"
 CREDIT = "actors/runtime/credit.py"
 GENERATE = "actors/gateway/doors/generate.py"
+DETOKENIZER = "actors/detokenizer/actor.py"
 RESUME = "actors/gateway/doors/resume.py"
 FLIGHTS = "actors/scheduler/flights.py"
 
+CONTROL = Mutant("no bug", "app.py", "", "")
 MUTANTS = (
     Mutant(
         "gateway: results of any attempt are taken",
@@ -179,10 +183,22 @@ MUTANTS = (
         "            self._reserved.remove(page)",
     ),
     Mutant(
-        "detokenizer: an older attempt goes on",
-        "actors/detokenizer/actor.py",
-        "        if known is not None and known.attempt > opened.attempt:",
-        "        if known is not None:",
+        "detokenizer: what a dead scheduler ran is kept",
+        DETOKENIZER,
+        "        self.outputs.clear()\n",
+        "",
+    ),
+    Mutant(
+        "detokenizer: an end leaves its entry",
+        DETOKENIZER,
+        "            del self.outputs[tail.request]\n",
+        "",
+    ),
+    Mutant(
+        "detokenizer: a character is not whole where its token was sent before",
+        "actors/detokenizer/output.py",
+        "        self.push(unpack(opened.emitted))\n",
+        "        self.push(unpack(opened.emitted))\n        self.stream.finish()\n",
     ),
     Mutant(
         "detokenizer: tokens sent before are not replayed",
@@ -230,11 +246,73 @@ MUTANTS = (
         "                return self.order[first : first + 1]",
     ),
     Mutant(
+        # Not only where its links are lost: its beats that are missed would tell as well.
         "root: a node that hangs is left alone",
         "actors/runtime/nodes.py",
-        "        if reason.cause is Cause.HUNG:\n            self.kill(name, reason)\n"
-        "            return\n",
-        "        if reason.cause is Cause.HUNG:\n            return\n",
+        "            outpost.launched.kill()\n\n    def kill_process",
+        "            if reason.cause is not Cause.HUNG:\n"
+        "                outpost.launched.kill()\n\n    def kill_process",
+    ),
+    Mutant(
+        "node: who stood still with all others blames them",
+        "actors/runtime/pulse.py",
+        "        if late_s > self.beat_s:\n",
+        "        if late_s > 1e9:\n",
+    ),
+    Mutant(
+        "node: a mailbox that is kept for a next life is kept for ever",
+        "actors/runtime/host.py",
+        "        kept = self.kept.pop(order.path, None)\n        if kept is not None and not",
+        "        kept = self.kept.get(order.path)\n        if kept is not None and not",
+    ),
+    Mutant(
+        "gateway: it looks after its calls when there are none",
+        GATEWAY,
+        '        self.context.cancel_timer("sweep")\n',
+        "",
+    ),
+    Mutant(
+        "gateway: a stream is kept by a gateway that has ended",
+        RESUME,
+        "            if kept.expiry is not None:\n                kept.expiry.cancel()\n"
+        "        self.kept.clear()",
+        "            pass\n        self.kept.clear()",
+    ),
+    Mutant(
+        "gateway: who waited beside suspects becomes one",
+        RECORD,
+        "        chosen = [record for record in parked if not record.losses]\n",
+        "        chosen = [record for record in parked if not record.is_suspect]\n",
+    ),
+    Mutant(
+        "gateway: log probabilities of a token come twice",
+        "actors/gateway/held.py",
+        "        logprobs=delta.logprobs[tokens:],\n",
+        "",
+    ),
+    Mutant(
+        "responses: who comes back misses an event",
+        "actors/gateway/doors/tapes.py",
+        "place = 0 if after is None else int(after) + 1",
+        "place = 0 if after is None else int(after) + 2",
+    ),
+    Mutant(
+        "scheduler: who let go of its pages still has them",
+        "actors/scheduler/admission.py",
+        "            del self._holders[request.id]\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "worker: a matcher outlives its request",
+        "kernels/constrain.py",
+        "        self.guides.pop(slot, None)\n",
+        "",
+    ),
+    Mutant(
+        "tokenizer: a prompt that is through is still pending",
+        "actors/tokenizer/actor.py",
+        "        pending = self.pending.pop(message.key)\n",
+        "        pending = self.pending[message.key]\n",
     ),
     Mutant(
         "gateway: a reader that leaves cancels nothing",
@@ -380,7 +458,7 @@ def try_seeds(folder: Path, first: int, count: int) -> tuple[int, str] | None:
         if line.startswith("seed ") and " FAILED: " in line:
             seed, _, what = line.removeprefix("seed ").partition(" FAILED: ")
             return int(seed), what
-    return first, (ran.stderr.strip().splitlines() or ["it ended"])[-1]
+    raise RuntimeError(f"the simulation ended with {ran.returncode}: {ran.stderr[-2000:]}")
 
 
 def main(words: list[str]) -> int:
@@ -394,6 +472,10 @@ def main(words: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args(words)
     chosen = [mutant for mutant in MUTANTS if arguments.k in mutant.name]
+    control = hunt(CONTROL, CONTROL_SEEDS)
+    if control.seed is not None:
+        print(f"without a bug, seed {control.seed - 1} fails: {control.what}", file=sys.stderr)
+        return 2
     alive = 0
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         for found in pool.map(lambda mutant: hunt(mutant, arguments.seeds), chosen):
