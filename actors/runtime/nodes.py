@@ -204,6 +204,10 @@ class Nodes:
     def tick(self, lag_s: float) -> None:
         """Looks for nodes whose loops make no progress."""
         hang_s = self.root.boot.hang_s
+        for name, outpost in self.outposts.items():
+            if isinstance(outpost.launched, OwnProcess) and self.root.transport is not None:
+                # It is judged here alone: its link does not know what it has had of the cores.
+                self.root.transport.be_patient(name, START_PATIENCE)
         if lag_s > self.root.boot.heartbeat_s:  # beats may be waiting in our own inbox
             self._calm_ticks = 0
             return
@@ -217,10 +221,8 @@ class Nodes:
                 outpost.use = None
                 continue
             factor = START_PATIENCE if self.root.starting.get(name) else 1.0
-            if silent_s < hang_s * STARVED_PATIENCE and self._is_starved(outpost):
-                assert self.root.transport is not None
-                self.root.transport.be_patient(name, factor)  # its link hears as little
-            elif silent_s > hang_s * factor:
+            is_spared = silent_s < hang_s * STARVED_PATIENCE and self._is_starved(outpost)
+            if silent_s > hang_s * factor and not is_spared:
                 detail = f"the loop of node {name} made no progress for {hang_s * factor:g} s"
                 self.kill(name, Reason(Cause.HUNG, detail))
 
