@@ -328,9 +328,15 @@ def test_an_operator_flushes_pauses_and_aborts(server: Server) -> None:
         )
         eventually(lambda: load()["num_waiting_reqs"] == 1, "it waits")
         # It has some tokens now, and its pages: nothing is flushed under it.
-        control("/continue_generation")
-        control("/pause_generation", {"mode": "in_place"})
-        assert load()["is_paused"] and load()["num_running_reqs"] == 1
+
+        def begins() -> bool:
+            """It may not have got so far when it was paused again."""
+            control("/continue_generation")
+            control("/pause_generation", {"mode": "in_place"})
+            return bool(load()["num_running_reqs"] == 1)
+
+        eventually(begins, "it runs, and is paused")
+        assert load()["is_paused"]
         assert post(server, "/flush_cache", headers=ADMIN).status_code == 400
         # Given back, they can be.
         control("/pause_generation", {"mode": "retract"})

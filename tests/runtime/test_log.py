@@ -213,7 +213,7 @@ def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
 def test_what_libraries_log_becomes_lines(tmp_path: Path, root_logger: logging.Logger) -> None:
     logs, _ = make(tmp_path)
     logs.adopt_stdlib()
-    logging.getLogger("uvicorn.error").warning("slow client %s", 3)
+    logging.getLogger("some.library").warning("slow client %s", 3)
     logging.getLogger("noisy").debug("no")
     try:
         raise ValueError("x")
@@ -224,7 +224,7 @@ def test_what_libraries_log_becomes_lines(tmp_path: Path, root_logger: logging.L
     first, second = lines_of(tmp_path)
     assert (first["event"], first["logger"], first["level"]) == (
         "slow client 3",
-        "uvicorn.error",
+        "some.library",
         "warning",
     )
     assert "ValueError: x" in str(second["exception"])
