@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from actors.gateway.call import Row
 from actors.gateway.errors import Answer, Refused, answer_http, is_anthropic, voiced
+from messages.types import Problem
 
 if TYPE_CHECKING:
     from actors.gateway.stream import Stream
@@ -67,6 +68,8 @@ class Exchange:
         self.status: int | None = None
         self.extra_headers: tuple[tuple[bytes, bytes], ...] = ()  # of every response
         self.is_body_read = scope["method"] in ("GET", "HEAD")
+        # What ends a stream of events that has begun, where the server fails.
+        self.fail: Callable[[Problem], bytes] | None = None
 
     def header(self, name: bytes) -> str | None:
         for key, value in self.scope["headers"]:

@@ -113,12 +113,23 @@ class App:
             headers = ((b"allow", allowed.encode()),) if allowed else ()
             await exchange.respond(refusal.status, refusal.body, headers)
         except Exception:
-            self.gateway.context.log.exception("request failed", request=exchange.made_id)
+            self.gateway.context.log.exception("request failed", **ids(exchange))
             problem = Problem(fault=Fault.INTERNAL, message="The server failed on this request.")
             if exchange.status is None:
                 await exchange.refuse(answer(problem))
             else:
-                exchange.abort()
+                await self.break_off(exchange, problem)
+
+    async def break_off(self, exchange: Exchange, problem: Problem) -> None:
+        """Ends a response that has begun: by an event that says so, or else by its connection."""
+        try:
+            last = b"" if exchange.fail is None else exchange.fail(problem)
+        except Exception:
+            last = b""
+        if last:
+            await exchange.write_last(last)
+        else:
+            exchange.abort()
 
     async def admit(self, exchange: Exchange) -> bool:
         """Before any route: who asks, and from which page. False: it is answered already."""
@@ -152,15 +163,13 @@ class App:
         context.count("histrio_http_requests_total", path=label, status=str(status))
         if path in QUIET_PATHS and status < 500:
             return
-        extra = {} if exchange.given_id is None else {"client_request": exchange.given_id}
         context.log.info(
             "http",
             method=exchange.scope["method"],
             path=label,
             status=status,
             seconds=round(elapsed_s, 4),
-            request=exchange.made_id,
-            **extra,
+            **ids(exchange),
         )
 
     async def unknown(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,3 +259,9 @@ class App:
             root=name,
             max_model_len=self.gateway.facts.context_len,
         )
+
+
+def ids(exchange: Exchange) -> dict[str, str]:
+    """What a log line calls a request: our id, and the client's."""
+    given = {} if exchange.given_id is None else {"client_request": exchange.given_id}
+    return {"request": exchange.made_id, **given}

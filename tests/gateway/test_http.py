@@ -6,12 +6,17 @@ import asyncio
 import gc
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from starlette.routing import Route
 
 from actors.gateway.access import Access
+from actors.gateway.call import Checked, Row
+from actors.gateway.dialect import StreamWriter
+from actors.gateway.doors.generate import Generate
 from actors.gateway.http import App
 from messages.system import State
 from messages.types import Fault, Problem
@@ -439,6 +444,51 @@ async def test_a_bug_is_a_500_without_its_details(monkeypatch: pytest.MonkeyPatc
     got = await street.ask(street.chat("hi"))
     assert got.status == 500 and got.error()["code"] == "internal_error"
     assert b"secret" not in got.body and b"KeyError" not in got.body
+
+
+class Broken:
+    """Of a stream: everything but its last words fails."""
+
+    def __init__(self, writer: StreamWriter, is_dumb: bool) -> None:
+        self.writer = writer
+        self.is_dumb = is_dumb
+
+    def write(self, rows: list[Row]) -> bytes:
+        raise KeyError("/secret/path")
+
+    def end(self, checked: Sequence[Checked]) -> bytes:
+        raise KeyError("/secret/path")
+
+    def fail(self, problem: Problem) -> bytes:
+        if self.is_dumb:
+            raise KeyError("/secret/path")
+        return self.writer.fail(problem)
+
+
+@pytest.mark.parametrize("is_dumb", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_a_bug_in_a_stream_is_its_last_event(
+    path: str, is_dumb: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    street = Street()
+    (generate,) = (
+        route.app
+        for route in street.app.router.routes
+        if isinstance(route, Route) and route.path == path
+    )
+    assert isinstance(generate, Generate)
+    stream = generate.dialect.stream
+    assert stream is not None
+    broken = generate.dialect._replace(stream=lambda *asked: Broken(stream(*asked), is_dumb))
+    monkeypatch.setattr(generate, "dialect", broken)
+    client = streamed(street, path, **{"x-request-id": "mine"})
+    got = await street.ask(client)
+    assert got.status == 200 and b"secret" not in got.body and b"KeyError" not in got.body
+    assert client.aborted is is_dumb
+    assert (b"The server failed on this request." in got.body) is not is_dumb
+    told = capsys.readouterr().err
+    assert "request failed" in told and "client_request=mine" in told
+    street.assert_idle()
 
 
 async def test_token_ids_at_the_border_of_the_vocabulary() -> None:

@@ -154,6 +154,7 @@ class Generate:
             return
         writer = dialect.stream(ask, head, stream.checked)
         await self.start(exchange)
+        exchange.fail = writer.fail
         last = b""
         line.begin(writer, exchange.piece)
         try:
