@@ -210,6 +210,8 @@ class Nodes:
                 self.root.transport.be_patient(name, START_PATIENCE)
         if lag_s > self.root.boot.heartbeat_s:  # beats may be waiting in our own inbox
             self._calm_ticks = 0
+            for outpost in self.outposts.values():  # nor could they be heard meanwhile
+                outpost.beat_s = min(self.root.time(), outpost.beat_s + lag_s)
             return
         self._calm_ticks += 1
         if self._calm_ticks < 2:
