@@ -73,6 +73,7 @@ class Injector:
         self.site: tuple[str, int, bool] | None = None  # kind, how many to let pass, before it
         self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
         self.is_over = False
+        self.later: list[asyncio.TimerHandle] = []
         self.restarts: list[tuple[float, str, int]] = []  # asked for: when, of which life
         self.stills: list[tuple[float, float]] = []  # when everything stood still, and until when
         self.troubles: list[tuple[float, float]] = []  # when something was done, and its end
@@ -97,6 +98,8 @@ class Injector:
     def end(self) -> None:
         """Peace: nothing new happens, and what was held is let go."""
         self.is_over = True
+        for timer in self.later:
+            timer.cancel()
         self.site = None
         self.loop_of = None
         self.pace.factor = 1.0
@@ -131,7 +134,7 @@ class Injector:
                 if name is None or not house.stop(name):
                     return
                 until_s += rng.uniform(low_s, high_s)
-                house.loop.call_at(until_s, house.go_on, name)
+                self.later.append(house.loop.call_at(until_s, house.go_on, name))
             case "crash an actor":
                 if not self.crash():
                     return
@@ -183,7 +186,7 @@ class Injector:
         for name in self.rng.sample(names, self.rng.randint(1, len(names))):
             begin_s = now_s + self.rng.uniform(0.0, hang_s)
             end_s = begin_s + self.rng.uniform(0.0, hang_s)
-            self.house.loop.call_at(begin_s, self._clog, name, end_s)
+            self.later.append(self.house.loop.call_at(begin_s, self._clog, name, end_s))
             last_s = max(last_s, end_s)
         return last_s
 

@@ -39,6 +39,7 @@ FOUND = {
 }
 # The same of worlds as they are drawn now.
 FOUND_SINCE = {
+    52: 360.0,  # a root that had stood still with all others took a node for hung
     107: 360.0,  # streams were kept for clients by a gateway that had ended
     110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
     111: 360.0,  # who came back to a stream got log probabilities twice
