@@ -18,7 +18,7 @@ from actors.gateway.constraint import call_tags, decode_raw, schema
 from actors.gateway.errors import invalid
 from actors.gateway.reasoning.base import REASONING_PARSERS
 from actors.gateway.tools.base import TOOL_PARSERS, Signature
-from actors.gateway.tools.schemas import array_schema
+from actors.gateway.tools.schemas import array_schema, loosened
 from messages.config import GatewayConfig
 from messages.openai import AllowedTools, ChatBody, ChosenFunction, Tool, ToolChoice
 from messages.tokenizer import Dialect
@@ -207,11 +207,12 @@ def shows_special(shape: Shape) -> bool:
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; a tool without one takes none."""
+    """What a tool's arguments are held to, if to anything; a tool without a schema takes none."""
     given = tool.function.parameters
     if not given:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     check_depth(given)
+    given = given if tool.function.strict else loosened(given)
     return given if "type" in given or "$ref" in given else {**given, "type": "object"}
 
 

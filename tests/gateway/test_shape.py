@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -164,6 +165,42 @@ def test_required_and_named_calls_end_as_openai_has_it() -> None:
         same(chat(tools=TOOLS, tool_choice=NAMED), '{"a"', FinishReason.LENGTH)["finish_reason"]
         == "length"
     )
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_tool_that_is_not_strict_is_held_to_what_can_be_held(choice: Any) -> None:
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    either = {"oneOf": [{"type": "integer"}, {"minimum": 1}]}
+    given = {
+        "type": "object",
+        "properties": {"not": tags, "if": {"const": {"not": 1}}, "a": either},
+        "if": {"required": ["a"]},
+        "then": {"minProperties": 2},
+        "not": {"required": ["b"]},
+        "$defs": {"contains": {"contains": True, "type": "array"}},
+    }
+
+    def held(strict: bool | None) -> dict[str, Any]:
+        function = {"name": "add", "parameters": given, "strict": strict}
+        ask = chat(tools=[{"type": "function", "function": function}], tool_choice=choice)
+        assert ask.call.grammar is not None
+        form: dict[str, Any] = json.loads(ask.call.grammar.text)
+        return form["$defs"]["t0"] if choice == "required" else form
+
+    assert held(True) == given
+    loose = {
+        "type": "object",
+        "properties": {
+            "not": {"type": "array", "items": {"type": "string"}},
+            "if": {"const": {"not": 1}},
+            "a": {"anyOf": [{"type": "integer"}, {"minimum": 1}]},
+        },
+        "$defs": {"contains": {"type": "array"}},
+    }
+    assert held(False) == held(None) == loose
+    for value in ({"not": ["x"], "a": 1.5}, {"not": [], "if": {"not": 1}}, {"not": 1}, {"a": "b"}):
+        if jsonschema.Draft202012Validator(given).is_valid(value):
+            jsonschema.validate(value, loose)
 
 
 def test_without_a_choice_of_tools_text_is_text() -> None:

@@ -12,6 +12,13 @@ from typing import Any
 from actors.gateway.tools.base import Signature
 
 KEYS = ("arguments",)
+# What engines of grammars cannot hold an answer to.
+UNHELD = frozenset(
+    """if then else not contains minContains maxContains propertyNames dependentRequired
+    dependentSchemas dependencies unevaluatedItems unevaluatedProperties uniqueItems""".split()
+)
+NAMED = frozenset({"$defs", "definitions", "patternProperties", "properties"})
+VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 def call_schema(tools: Sequence[Signature], keys: Sequence[str] = KEYS) -> dict[str, Any]:
@@ -61,4 +68,24 @@ def moved(value: Any, root: str) -> Any:
     for key, item in value.items():
         is_reference = key == "$ref" and isinstance(item, str) and item.startswith("#")
         result[key] = root + item[1:] if is_reference else moved(item, root)
+    return result
+
+
+def loosened(value: Any) -> Any:
+    """A schema that all fit which fit the given one, without what nobody can be held to: that of a
+    tool which is not strict. Its depth is bounded before."""
+    if isinstance(value, list):
+        return [loosened(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    result = {}
+    for key, item in value.items():
+        if key in VALUES:
+            result[key] = item
+        elif key in NAMED and isinstance(item, dict):
+            result[key] = {name: loosened(inner) for name, inner in item.items()}
+        elif key == "oneOf" and "anyOf" not in value:  # that only one fits is what cannot be held
+            result["anyOf"] = loosened(item)
+        elif key not in UNHELD:
+            result[key] = loosened(item)
     return result
