@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -323,14 +323,21 @@ def test_an_operator_flushes_pauses_and_aborts(server: Server) -> None:
     long = {"model": model, "prompt": "x", "max_tokens": 480, "ignore_eos": True}
     control("/pause_generation")
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(
-            lambda: post(server, "/v1/completions", long, headers={"x-request-id": "job-7"})
-        )
+
+        def ask() -> Future[httpx.Response]:
+            return pool.submit(
+                lambda: post(server, "/v1/completions", long, headers={"x-request-id": "job-7"})
+            )
+
+        answer = ask()
         eventually(lambda: load()["num_waiting_reqs"] == 1, "it waits")
         # It has some tokens now, and its pages: nothing is flushed under it.
 
         def begins() -> bool:
-            """It may not have got so far when it was paused again."""
+            """It may not have got so far when it was paused again, or have come to its end."""
+            nonlocal answer
+            if answer.done():
+                answer = ask()
             control("/continue_generation")
             control("/pause_generation", {"mode": "in_place"})
             return bool(load()["num_running_reqs"] == 1)
