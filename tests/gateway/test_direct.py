@@ -109,7 +109,9 @@ async def test_a_bug_in_a_writer_ends_its_stream_and_no_other(
 
     monkeypatch.setattr(CompletionStream, "write", fail_once)
     await street.finish(good, bad)
-    assert sorted([good.aborted, bad.aborted]) == [False, True]
+    told = [b"The server failed" in client.got.body for client in (good, bad)]
+    assert sorted(told) == [False, True]
+    assert not good.aborted and not bad.aborted
     street.assert_idle()
 
 
