@@ -27,7 +27,7 @@ PARTS = ("actors", "messages", "kernels", "bench", "app.py")
 SEEDS = 200
 BATCH = 10  # seeds a process runs before it is asked again
 CONTROL_SEEDS = 10
-WORLD_S = 240.0
+WORLD_S = 360.0
 
 
 class Mutant(NamedTuple):
