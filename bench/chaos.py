@@ -158,7 +158,8 @@ class Chaos:
         if up_s is not None:
             await self.back(until_s)
             ready_s = time.time()
-            await until(until_s, lambda: all(is_past(s, ready_s) for s in self.all_of(met)))
+            there = [*met, *self.load.open.values()]
+            await until(until_s, lambda: all(is_past(stream, ready_s) for stream in there))
             went_on = [stream for stream in met if first_after(stream, ready_s) is not None]
             after = tuple(sorted(resumed_s(s.times, struck_s, ready_s) - struck_s for s in went_on))
         struck = Struck(
@@ -186,9 +187,6 @@ class Chaos:
     def is_reserved(self, role: str) -> bool:
         self.log.news()
         return role in self.log.reserved
-
-    def all_of(self, met: list[Stream]) -> list[Stream]:
-        return [*met, *self.load.open.values()]
 
     async def _fault(self, pid: int, way: str) -> tuple[float, list[Stream]]:
         """Waits for its event. Gives when it was, and which streams had begun and not ended."""
