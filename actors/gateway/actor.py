@@ -62,6 +62,7 @@ class Gateway(Actor):
         self.calls = Calls(gateway, self.recovery)
         self.is_draining = False
         self.is_stopping = False
+        self.swept_s = 0.0
         self.site: Site | None = None
 
     async def on_start(self) -> bytes:
@@ -123,6 +124,7 @@ class Gateway(Actor):
             self.context.count("histrio_requests_total", outcome="refused")
             raise
         if len(self.calls.streams) == 1:
+            self.swept_s = self.context.now_s()
             self.context.start_timer("sweep", Sweep(), every_s=SWEEP_S)
             if self.config.ping_s:
                 self.context.start_timer("beat", Beat(), every_s=self.config.ping_s)
@@ -215,7 +217,10 @@ class Gateway(Actor):
 
     def on_sweep(self, message: Sweep) -> None:
         self.calls.lose(self.recovery.sweep())
-        self.calls.cut_unread()
+        now_s = self.context.now_s()
+        late_s = now_s - self.swept_s - SWEEP_S
+        self.swept_s = now_s
+        self.calls.cut_unread(late_s if late_s > SWEEP_S else 0.0)
         self._settle()
 
     def on_beat(self, message: Beat) -> None:

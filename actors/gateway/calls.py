@@ -197,12 +197,17 @@ class Calls:
                     self._abort_one(open_call, record)
         return count
 
-    def cut_unread(self) -> None:
-        """Gives up the readers who have left their stream unread for too long."""
+    def cut_unread(self, stood_s: float) -> None:
+        """Gives up the readers who have left their stream unread for too long. While this process
+        stood still, for the last `stood_s`, they could not read."""
         now_s = self.context.now_s()
         for stream in list(self.streams.values()):
             since_s = stream.outbox.unread_since_s
-            if since_s is not None and now_s - since_s > self.config.stream_stall_s:
+            if since_s is None:
+                continue
+            if stood_s > 0.0:
+                stream.outbox.unread_since_s = since_s = min(since_s + stood_s, now_s)
+            if now_s - since_s > self.config.stream_stall_s:
                 self._cut(stream, "the client left it unread for too long")
 
     def fail_all(self, problem: Problem) -> None:

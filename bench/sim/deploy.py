@@ -34,6 +34,9 @@ from messages.config import (
 EPOCH_S = 1_800_000_000.0
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
 RECOVER_S = 30.0  # how long it lets a request wait for a lost part
+WORK_S = (
+    0.5  # how long a thread works at most: less than a house that was stopped is looked at after
+)
 
 
 def config_of(shape: Shape, model: Path) -> Config:
@@ -87,7 +90,7 @@ def threads_take_time(loop: SimLoop, mean_s: float) -> Iterator[None]:
     run_inline = live._run_inline
 
     def run_later(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        loop.call_later(rng.expovariate(1.0 / mean_s), run_inline, work, done)
+        loop.call_later(min(rng.expovariate(1.0 / mean_s), WORK_S), run_inline, work, done)
 
     try:
         if mean_s:

@@ -115,6 +115,11 @@ class Judge:
                 for when, end_s in world.injector.troubles
                 if when != at_s and when <= until_s + ORDERED_S and end_s + ORDERED_S >= at_s
             ]
+            others += [
+                when
+                for when in world.pace.stuck_at
+                if at_s - ORDERED_S <= when <= until_s + ORDERED_S
+            ]
             hung = [
                 path
                 for when, path, reason in world.deaths

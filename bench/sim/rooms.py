@@ -56,6 +56,9 @@ class Pace:
     def __init__(self, asks: Mapping[str, Ask] | None = None) -> None:
         self.factor = 1.0
         self.is_stuck = False  # the next forward never ends
+        self.stuck_at: list[
+            float
+        ] = []  # when such forwards began: that may be long after the fault
         self.asks = dict(asks or {})  # by name
         self.seen: Counter[str] = Counter()
         self.named: set[str] = set()  # requests that some worker has had
@@ -176,6 +179,7 @@ class ShadowRoom(Actor):
         self.is_stuck, self.pace.is_stuck = self.pace.is_stuck, False
         self.watch.begin(self.progress())
         if self.is_stuck:
+            self.pace.stuck_at.append(self.context.now_s())
             return
         after_s = self.device.step_s * (0.5 + self.rng.random()) * self.pace.factor
         self.context.start_timer("forward", Done(), after_s=after_s)

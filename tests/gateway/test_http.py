@@ -320,7 +320,9 @@ async def test_a_crash_behind_the_gateway_is_not_noticed() -> None:
 
 
 # B027
-async def test_a_stalled_client_is_cut() -> None:
+@pytest.mark.parametrize("stood_s", [0.0, 3.0, 600.0])
+async def test_a_stalled_client_is_cut(stood_s: float) -> None:
+    """But not for the time in which this process itself stood still."""
     street = Street(stream_stall_s=5.0)
     client = street.chat("one two three four five six", stream=True)
     gate = asyncio.Event()
@@ -336,7 +338,10 @@ async def test_a_stalled_client_is_cut() -> None:
     client.task = asyncio.create_task(street.app(client.scope, client.receive, client.send))
     for _ in range(4):
         await street.step()
-    street.cell.advance(8.0)
+    street.cell.now_s += stood_s
+    street.cell.advance(2.0)
+    assert not client.aborted
+    street.cell.advance(6.0)
     assert client.aborted
     gate.set()
     await street.ask(client)

@@ -43,6 +43,7 @@ FOUND_SINCE = {
     107: 360.0,  # streams were kept for clients by a gateway that had ended
     110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
     111: 360.0,  # who came back to a stream got log probabilities twice
+    20_057: 360.0,  # who had stood still himself cut readers who could not read meanwhile
 }
 
 
