@@ -40,6 +40,7 @@ RESPONSES = "/v1/responses"
 # What a response that failed says, and the code that the other dialects have for it.
 CODES = {
     "gain later": "overloaded",
+    "could not be queued": "overloaded",
     "was not back in time": "interrupted",
     "it is not tried again": "repeatedly_interrupted",
     "was not compiled within": "grammar_timeout",
