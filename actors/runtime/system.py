@@ -115,6 +115,8 @@ class System:
         self._starting: dict[str, asyncio.Future[Ready | Reason]] = {}
         self._ends: dict[str, asyncio.Future[None]] = {}  # who waits for a leaf's death
         self._drains: dict[str, asyncio.Future[None]] = {}
+        self._drained: set[str] = set()  # names whose turn to drain has come
+        self._drain_until_s = 0.0
         self._peers: dict[str, tuple[str, ...]] = {}
         self._credits: dict[str, int] = {}  # of those that make senders wait
         self._ended: asyncio.Future[Reason] = self.loop.create_future()
@@ -137,13 +139,15 @@ class System:
         """Lets each actor finish, the last started first. Returns at the latest after `grace_s`.
 
         Those of one name finish together: while one front end did, the next would take new work.
-        One that is just being (re)started has nothing to finish, and is not waited for.
+        One that is just being (re)started has nothing to finish, and is not waited for; it is told
+        once it runs.
         """
-        deadline_s = self.loop.time() + grace_s
+        self._drain_until_s = self.loop.time() + grace_s
         for name in dict.fromkeys(leaf.name for leaf in reversed(self.leaves.values())):
-            left_s = deadline_s - self.loop.time()
+            left_s = self._drain_until_s - self.loop.time()
             if left_s <= 0:
                 return
+            self._drained.add(name)
             alike = [leaf for leaf in self.leaves.values() if leaf.name == name and leaf.is_alive]
             await asyncio.gather(
                 *(self._drain_leaf(x, left_s) for x in alike if x.path not in self._starting)
@@ -151,12 +155,15 @@ class System:
 
     async def _drain_leaf(self, leaf: Leaf, left_s: float) -> None:
         drained = self._drains[leaf.path] = self.loop.create_future()
-        self._publish(leaf, State.DRAINING)
-        self._control(leaf, DrainActor(leaf.path, leaf.incarnation, left_s))
+        self._order_drain(leaf, left_s)
         await asyncio.wait([drained], timeout=left_s)
         self._drains.pop(leaf.path, None)
         if not drained.done():
             self.log.warning("not drained", path=leaf.path, grace_s=left_s)
+
+    def _order_drain(self, leaf: Leaf, left_s: float) -> None:
+        self._publish(leaf, State.DRAINING)
+        self._control(leaf, DrainActor(leaf.path, leaf.incarnation, left_s))
 
     async def stop(self) -> None:
         """Stops all actors in reverse start order, then the nodes. Idempotent."""
@@ -256,6 +263,8 @@ class System:
             await self._kill(leaf, reason)
             raise StartFailed(leaf.path, reason)
         self._publish(leaf, State.RUNNING, result.note)
+        if leaf.name in self._drained:
+            self._order_drain(leaf, max(0.0, self._drain_until_s - self.loop.time()))
 
     def _order_start(self, leaf: Leaf, *, keeps_mailbox: bool) -> None:
         child = leaf.child

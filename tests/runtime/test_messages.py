@@ -296,6 +296,8 @@ async def test_drain_does_not_wait_for_an_actor_that_is_being_restarted() -> Non
         await p.system.drain(10)
         assert asyncio.get_running_loop().time() == pytest.approx(began_s)
         assert p.state("b") == "draining"
+        await asyncio.sleep(30)
+        assert p.state("a") == "draining"  # told once it runs
 
 
 async def test_a_reply_to_an_asker_that_died_is_dropped_and_counted() -> None:
