@@ -1,8 +1,9 @@
 """This file is the detokenizer: what a step brought, as text, in one message for each gateway.
 
-It does not know HTTP or steps. Laws: a tail of a request that it does not know, or of an older
-attempt, is dropped and counted; when a stop string is met the client has its end at once, and the
-scheduler is told; the request's entry stays until the scheduler has said that it is over.
+It does not know HTTP or steps. Laws: a tail of a request that it does not know, of an older
+attempt, or of a scheduler that is dead, is dropped and counted; when a stop string is met the
+client has its end at once, and the scheduler is told; the request's entry stays until the scheduler
+has said that it is over.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Detokenizer(Actor):
         self.model = model
         self.paths = paths
         self.outputs: dict[str, Output] = {}
+        self.incarnation_min = 0  # lives of the scheduler before this one are over
 
     async def on_start(self) -> bytes:
         self.scheduler: Ref[scheduler.In] = self.context.peer(self.paths.scheduler)
@@ -39,6 +41,11 @@ class Detokenizer(Actor):
         return b""
 
     def on_tokens(self, message: Tokens) -> None:
+        sender = self.context.sender
+        if sender is not None and sender.incarnation < self.incarnation_min:
+            # The news of a death overtakes what the dead said. Nobody would end what this opens.
+            self.context.count("histrio_detokenizer_dropped_total", reason="dead")
+            return
         for opened in message.opened:
             self.open(opened)
         by_gateway: dict[Address, list[Delta]] = {}
@@ -86,6 +93,7 @@ class Detokenizer(Actor):
 
     def on_down(self, down: Down) -> None:
         """Whatever that scheduler was running comes again under a new attempt."""
+        self.incarnation_min = max(self.incarnation_min, down.address.incarnation + 1)
         self.outputs.clear()
 
     def check(self) -> None:

@@ -123,6 +123,20 @@ def test_the_death_of_the_scheduler_clears_what_it_was_running(cell: Cell) -> No
     assert cell.actor.outputs == {}  # type: ignore[attr-defined]
 
 
+def test_what_a_dead_scheduler_said_comes_too_late(cell: Cell, vocab: Vocab) -> None:
+    path = Paths().scheduler
+    first = cell.target(path).incarnation
+    cell.down(path)
+    late = Tokens(opened=(opened("a", attempt=1),), rows=(row("a", 0, vocab.encode("fox"), 1),))
+    cell.tell(late, Address("engine", path, first))
+    assert cell.take() == []
+    assert cell.actor.outputs == {}  # type: ignore[attr-defined]
+    assert cell.counters["histrio_detokenizer_dropped_total"] == 1
+    cell.tell(late, Address("engine", path, first + 1))
+    ((_, deltas),) = cell.take()
+    assert isinstance(deltas, Deltas) and deltas.rows[0].request == "a"
+
+
 def test_what_was_emitted_is_replayed_and_not_sent_again(cell: Cell, vocab: Vocab) -> None:
     ids = vocab.encode("naïve 🦊 fox xyz 🚀🚀")
     assert len(ids) > 6
