@@ -42,7 +42,7 @@ from bench.sim.rooms import Device, Pace
 from bench.sim.scenario import Ask, Drain, Scenario
 from bench.sim.site import SimSite
 from bench.sim.wire import Trouble, Wire
-from messages.system import Cause, Labels, Reason, State
+from messages.system import Beat, Cause, Labels, Reason, State
 from messages.types import Problem
 
 ROOT_PID = 999
@@ -130,6 +130,8 @@ class World:
         self.failures: list[AssertionError] = []
         self.check_count = 0
         self.deaths: list[tuple[float, str, Reason]] = []
+        self.heard_s: dict[str, float] = {}  # when the root last heard of a node
+        self.silent_since: dict[tuple[float, str], float] = {}  # of a death: when, and of whom
         self.outcomes: list[Outcome] = []
         self.seeing_off: dict[asyncio.Task[None], None] = {}
         self.gave_up: Reason | None = None
@@ -325,6 +327,7 @@ class World:
         system.node.pid = ROOT_PID
         self.born(system.node)
         leaf_died, start_leaf = system._leaf_died, system.start_leaf
+        beat, link_up = system.nodes.beat, system.nodes.link_up
 
         async def started(leaf: Any) -> None:
             if self.is_spoiled:
@@ -333,9 +336,21 @@ class World:
             await start_leaf(leaf)
 
         def noted(leaf: Any, reason: Reason) -> None:
+            now_s = loop.time()
+            self.silent_since[now_s, leaf.path] = self.heard_s.get(leaf.child.node, now_s)
             self.died(leaf, reason)
             leaf_died(leaf, reason)
 
+        def heard(name: str, message: Beat) -> None:
+            self.heard_s[name] = loop.time()
+            beat(name, message)
+
+        def linked(name: str, incarnation: int) -> None:
+            self.heard_s[name] = loop.time()
+            link_up(name, incarnation)
+
+        system.nodes.beat = heard  # type: ignore[method-assign]
+        system.nodes.link_up = linked  # type: ignore[method-assign]
         system._leaf_died = noted  # type: ignore[method-assign]
         system.start_leaf = started  # type: ignore[method-assign]
         await system.start()
