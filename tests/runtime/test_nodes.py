@@ -108,6 +108,21 @@ async def test_a_root_whose_own_loop_lagged_accuses_nobody() -> None:
         assert p.incarnation("c") == 1
 
 
+async def test_a_node_is_not_silent_while_the_root_could_not_hear() -> None:
+    """Its silence before and after does count."""
+    async with play(tree(child("c", node="n")), "n") as p:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        pulse = p.fabric.nodes["n"].node._pulse
+        assert pulse is not None
+        pulse.cancel()
+        loop.jump(20.0)
+        await asyncio.sleep(p.system.node.boot.hang_s - 0.5)
+        assert p.incarnation("c") == 1
+        await asyncio.sleep(5)
+        assert p.incarnation("c") == 2
+
+
 async def test_a_cut_link_costs_the_node_its_life_and_its_actors_move_on() -> None:
     async with play(tree(child("c", node="n"), child("a", "Caller")), "n") as p:
         p.tell("a", Watch("c"))
