@@ -7,7 +7,7 @@ It does not know how faults are made: only when there was trouble, and who died.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from actors.gateway.record import LOSSES_MAX
@@ -23,7 +23,7 @@ POISON_WORD = "dies of this prompt"
 POISON_DEATHS_MAX = 6  # until it is suspect, is found in its group, and dies alone
 ORDERED_S = 10.0  # until an order has been carried out
 WHOLE_S = 10.0  # in a whole house nobody waits longer than this to be tried again
-NEWS_S = 2.0  # from a death until a gateway has heard of it
+NEWS_S = 2.0  # from a death until a gateway has heard of it, in peace
 NOTICED_S = 0.1  # until a gateway has heard that a client left
 LEFT_S = 10.0  # in peace, whatever a client left has ended after this and a few steps
 LEFT_STEPS = 6
@@ -47,6 +47,17 @@ class Health:
 
     def whole_for(self, at_s: float) -> float:
         return max((at_s - first for first, last in self.spans if first <= at_s <= last), default=0)
+
+
+def news_since(at_s: float, troubles: Iterable[tuple[float, float]]) -> float:
+    """The earliest death whose news may still come to a gateway at `at_s`: none comes while a
+    gateway, or all, stand still or are cut off. `troubles`: when each began, and its end."""
+    since_s = at_s - NEWS_S
+    for begin_s, until_s in sorted(troubles, key=lambda trouble: trouble[1], reverse=True):
+        if until_s < since_s:
+            break
+        since_s = min(since_s, begin_s)
+    return since_s
 
 
 class Judge:
@@ -77,7 +88,8 @@ class Judge:
                 assert whole_s <= WHOLE_S, f"{where} given up by a house whole for {whole_s:g} s"
             case "repeatedly_interrupted":
                 # Who asks while the news of a death is under way is blamed for it too.
-                deaths = self.deaths(outcome.begin_s - NEWS_S, outcome.end_s)
+                begin_s = news_since(outcome.begin_s, world.injector.troubles)
+                deaths = self.deaths(begin_s, outcome.end_s)
                 assert len(deaths) >= LOSSES_MAX, f"{where} was blamed for {deaths}"
                 if ask.prompt[0] == world.scenario.poison:
                     world.seen["poison was given up"] += 1
@@ -107,8 +119,7 @@ class Judge:
             assert others or not lives_on, f"{path} was asked to restart at {at_s:g} s, and is not"
 
     def stillness(self) -> None:
-        """Where all stood still together, and nothing else was done, nobody is taken for hung, but
-        for a silence that was too long without it: a wire may lose many beats in a row."""
+        """Where all stood still together, and nothing else was done, nobody is taken for hung."""
         world = self.world
         for at_s, until_s in world.injector.stills:
             others = [
@@ -124,22 +135,11 @@ class Judge:
             hung = [
                 path
                 for when, path, reason in world.deaths
-                if reason.cause is Cause.HUNG
-                and at_s <= when <= until_s + ORDERED_S
-                and self.silence_s(when, path) <= world.scenario.shape.hang_s
+                if reason.cause is Cause.HUNG and at_s <= when <= until_s + ORDERED_S
             ]
             assert others or not hung, f"{hung} were killed at {until_s:g} s, when all stood still"
             if not others:
                 world.seen["all stood still, and nobody was blamed"] += 1
-
-    def silence_s(self, when: float, path: str) -> float:
-        """For how long the root had not heard of the node of who died, while time went on."""
-        since_s = self.world.silent_since[when, path]
-        stood_s = sum(
-            max(0.0, min(until_s, when) - max(at_s, since_s))
-            for at_s, until_s in self.world.injector.stills
-        )
-        return when - since_s - stood_s
 
     def poison(self) -> None:
         """A part may die of a guilty request a few times, until it is found; not for ever."""

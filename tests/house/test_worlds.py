@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from actors.gateway.actor import Gateway
+from bench.sim.judge import NEWS_S, news_since
 from bench.sim.oracle import oracle_of
 from bench.sim.scenario import COUNTED, FAULTS, GRAMMARS, SOMETIMES, Menu, draw
 from bench.sim.shadow import ShadowWorker
@@ -44,6 +45,7 @@ FOUND_SINCE = {
     110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
     111: 360.0,  # who came back to a stream got log probabilities twice
     20_057: 360.0,  # who had stood still himself cut readers who could not read meanwhile
+    20_417: 360.0,  # what a dead scheduler had said came after the news, and was kept for ever
 }
 
 
@@ -120,6 +122,13 @@ def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -
     assert result.refused == {"repeatedly_interrupted": 1}
     assert result.whole_count == len(others)
     assert not result.gave_up
+
+
+def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
+    assert news_since(100.0, []) == 100.0 - NEWS_S
+    assert news_since(100.0, [(10.0, 20.0), (96.0, 96.0)]) == 100.0 - NEWS_S
+    # One trouble after the other, in whatever order they are told.
+    assert news_since(100.0, [(60.0, 80.0), (79.0, 99.0), (10.0, 20.0)]) == 60.0
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
