@@ -119,7 +119,8 @@ class Judge:
             assert others or not lives_on, f"{path} was asked to restart at {at_s:g} s, and is not"
 
     def stillness(self) -> None:
-        """Where all stood still together, and nothing else was done, nobody is taken for hung."""
+        """Where all stood still together, and nothing else was done, nobody is taken for hung, but
+        for a silence that was too long without it: a wire may lose many beats in a row."""
         world = self.world
         for at_s, until_s in world.injector.stills:
             others = [
@@ -135,11 +136,22 @@ class Judge:
             hung = [
                 path
                 for when, path, reason in world.deaths
-                if reason.cause is Cause.HUNG and at_s <= when <= until_s + ORDERED_S
+                if reason.cause is Cause.HUNG
+                and at_s <= when <= until_s + ORDERED_S
+                and self.silence_s(when, path) <= world.scenario.shape.hang_s
             ]
             assert others or not hung, f"{hung} were killed at {until_s:g} s, when all stood still"
             if not others:
                 world.seen["all stood still, and nobody was blamed"] += 1
+
+    def silence_s(self, when: float, path: str) -> float:
+        """For how long the root had not heard of the node of who died, while time went on."""
+        since_s = self.world.silent_since[when, path]
+        stood_s = sum(
+            max(0.0, min(until_s, when) - max(at_s, since_s))
+            for at_s, until_s in self.world.injector.stills
+        )
+        return when - since_s - stood_s
 
     def poison(self) -> None:
         """A part may die of a guilty request a few times, until it is found; not for ever."""
