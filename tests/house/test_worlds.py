@@ -44,6 +44,7 @@ FOUND_SINCE = {
     110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
     111: 360.0,  # who came back to a stream got log probabilities twice
     20_057: 360.0,  # who had stood still himself cut readers who could not read meanwhile
+    20_577: 360.0,  # a gateway that was restarted in a drain took new work
     20_417: 360.0,  # what a dead scheduler had said came after the news, and was kept for ever
     20_494: 360.0,  # a root that had stood still with all others took a node for hung
 }
