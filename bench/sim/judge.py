@@ -109,6 +109,8 @@ class Judge:
         """Who was asked to restart, with nothing else going on, has had another life since."""
         world = self.world
         for at_s, path, incarnation in world.injector.restarts:
+            if world.loop.time() < at_s + ORDERED_S:  # the play has ended meanwhile
+                continue
             others = [
                 when
                 for when, until_s in world.injector.troubles
