@@ -181,8 +181,14 @@ MUTANTS = (
     Mutant(
         "detokenizer: what a dead scheduler ran is kept",
         DETOKENIZER,
-        "        self.outputs.clear()\n",
-        "",
+        "            del self.outputs[name]\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "detokenizer: a dead scheduler's late tokens count",
+        DETOKENIZER,
+        "sender.incarnation < self.incarnation_min:",
+        "sender.incarnation < 0:",
     ),
     Mutant(
         "detokenizer: an end leaves its entry",

@@ -46,8 +46,9 @@ class Detokenizer(Actor):
             # The news of a death overtakes what the dead said. Nobody would end what this opens.
             self.context.count("histrio_detokenizer_dropped_total", reason="dead")
             return
+        life = 0 if sender is None else sender.incarnation
         for opened in message.opened:
-            self.open(opened)
+            self.open(opened, life)
         by_gateway: dict[Address, list[Delta]] = {}
         for tail in message.rows:
             output = self.outputs.get(tail.request)
@@ -61,12 +62,12 @@ class Detokenizer(Actor):
             reply: Ref[gateway.In] = self.context.ref(address)
             reply.tell(Deltas(tuple(deltas)))
 
-    def open(self, opened: Open) -> None:
+    def open(self, opened: Open, life: int) -> None:
         known = self.outputs.get(opened.request)
         if known is not None and known.attempt > opened.attempt:
             self.context.count("histrio_detokenizer_dropped_total", reason="old")
             return
-        self.outputs[opened.request] = Output(opened, self.pieces, self.token_bytes)
+        self.outputs[opened.request] = Output(opened, self.pieces, self.token_bytes, life)
 
     def take(self, output: Output, tail: Tail) -> Delta | None:
         if not output.follows(tail):
@@ -92,9 +93,12 @@ class Detokenizer(Actor):
         reply.tell(Failed(output.request, output.attempt, problem), request=output.request)
 
     def on_down(self, down: Down) -> None:
-        """Whatever that scheduler was running comes again under a new attempt."""
+        """Whatever that scheduler was running comes again under a new attempt. The next one may
+        have spoken before the news was here: what it runs goes on."""
         self.incarnation_min = max(self.incarnation_min, down.address.incarnation + 1)
-        self.outputs.clear()
+        dead = [name for name, out in self.outputs.items() if out.life < self.incarnation_min]
+        for name in dead:
+            del self.outputs[name]
 
     def check(self) -> None:
         for request, output in self.outputs.items():

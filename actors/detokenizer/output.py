@@ -29,6 +29,7 @@ class Output:
         "attempt",
         "ended",
         "is_first",
+        "life",
         "matcher",
         "min_tokens",
         "prompt_usage",
@@ -42,11 +43,15 @@ class Output:
         "want_token_ids",
     )
 
-    def __init__(self, opened: Open, pieces: Pieces, token_bytes: Sequence[bytes]) -> None:
-        """At its beginning, or behind the tokens that the client already has."""
+    def __init__(
+        self, opened: Open, pieces: Pieces, token_bytes: Sequence[bytes], life: int = 0
+    ) -> None:
+        """At its beginning, or behind the tokens that the client already has. `life`: that of the
+        scheduler which runs it."""
         rules = opened.stop
         self.request = opened.request
         self.attempt = opened.attempt
+        self.life = life
         self.reply_to: Address = opened.reply_to
         self.token_bytes = token_bytes
         self.want_token_ids = rules.want_token_ids

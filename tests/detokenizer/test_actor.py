@@ -137,6 +137,23 @@ def test_what_a_dead_scheduler_said_comes_too_late(cell: Cell, vocab: Vocab) -> 
     assert isinstance(deltas, Deltas) and deltas.rows[0].request == "a"
 
 
+def test_the_news_of_a_death_that_comes_late_takes_nothing_from_the_next(
+    cell: Cell, vocab: Vocab
+) -> None:
+    path = Paths().scheduler
+    first = cell.target(path).incarnation
+    dead, living = (Address("engine", path, life) for life in (first, first + 1))
+    ids = vocab.encode("the fox")
+    cell.tell(Tokens(opened=(opened("a"), opened("b"))), dead)
+    cell.tell(Tokens(opened=(opened("a", attempt=1),), rows=(row("a", 0, ids[:1], 1),)), living)
+    cell.take()
+    cell.down(path)
+    assert list(cell.actor.outputs) == ["a"]  # type: ignore[attr-defined]
+    cell.tell(Tokens(rows=(row("a", 1, ids[1:], 1),)), living)
+    ((_, deltas),) = cell.take()
+    assert isinstance(deltas, Deltas) and deltas.rows[0].attempt == 1
+
+
 def test_what_was_emitted_is_replayed_and_not_sent_again(cell: Cell, vocab: Vocab) -> None:
     ids = vocab.encode("naïve 🦊 fox xyz 🚀🚀")
     assert len(ids) > 6
