@@ -1,9 +1,9 @@
-"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD`.
+"""This file is what runs in a child process: `python -m actors.runtime.child NODE FD FD FD FD`.
 
 It does not know which actors the node will hold; it imports what they need only when the root asks
 for them, so that a node without a worker never loads torch. A spare is told what to load ahead, and
-then waits for its boot data, asleep, until it is needed. At its top this file imports the standard
-library alone: the ties to the parent come first.
+then waits for its boot data, asleep, until it is needed. At its top this file imports hardly more
+than the standard library: the ties to the parent come first.
 
 Law: this process ends when its parent does. Three ways, since each has a gap: the kernel's signal
 at the parent's death, the pipe that only the parent holds open, and the parent's id at the start.
@@ -20,6 +20,8 @@ import sys
 import threading
 import traceback
 from typing import TYPE_CHECKING, Any
+
+from actors.runtime.dying import hold
 
 if TYPE_CHECKING:
     import asyncio
@@ -180,13 +182,16 @@ def load_ahead(preload: Preload, ready_fd: int) -> dict[str, Any]:
     thread = threading.Thread(target=load, name="preload")
     thread.start()
     thread.join()
-    os.write(ready_fd, b"warm\n")
+    is_hot = 0 < len(prepared) == len(preload.prepares)
+    os.write(ready_fd, b"hot\n" if is_hot else b"warm\n")
     return prepared
 
 
 def main(argv: list[str]) -> int:
-    _, boot_fd, life_fd, ready_fd = argv[0], *map(int, argv[1:])
+    boot_fd, life_fd, ready_fd, hold_fd = map(int, argv[1:])
     tie_to_parent(life_fd)
+    if hold(hold_fd):
+        os.write(ready_fd, b"held\n")
     # Both are for the parent, which drains; a service manager may send them to all processes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -7,7 +7,7 @@ It does not know how. Laws: `exited` is done exactly once and tells all that is 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -54,6 +54,25 @@ class Launched(Protocol):
 
     def kill(self) -> None:
         """Ends it now. Idempotent."""
+
+
+@runtime_checkable
+class Mortal(Protocol):
+    """A node that is seen to die before what it holds (memory, a device, ports) is free again:
+    that it is when `exited` is done."""
+
+    @property
+    def dying(self) -> asyncio.Future[Reason]:
+        """Done when it does nothing any more, never later than `exited`."""
+
+    @property
+    def is_hot(self) -> bool:
+        """Needs nothing that the life before it may still hold: what its actors load is there."""
+
+
+def death_of(launched: Launched) -> asyncio.Future[Reason]:
+    """Done as soon as it is known to be dead."""
+    return launched.dying if isinstance(launched, Mortal) else launched.exited
 
 
 class Launcher(Protocol):

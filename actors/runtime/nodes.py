@@ -1,8 +1,9 @@
 """This file keeps the root's view of the other nodes: launch, hello, heartbeats, death.
 
 It does not know actors or supervisors: `Events` hears of a node's death once. Laws: at most one
-incarnation of a node lives; its death is told once, after its links are fenced; a root whose own
-loop lags accuses nobody, and nobody is accused who had no core; killing waits for nothing.
+incarnation of a node lives, and the next is given work only when the one before has let go of what
+it held, or needs nothing of it; its death is told once, after its links are fenced; a root whose
+own loop lags accuses nobody, and nobody is accused who had no core; killing waits for nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import msgspec
 
 from actors.runtime import spec
 from actors.runtime.cores import OwnProcess, Use, is_starved
-from actors.runtime.launch import Launched, Launcher, LaunchFailed
+from actors.runtime.launch import Launched, Launcher, LaunchFailed, Mortal, death_of
 from actors.runtime.node import START_PATIENCE, Node
 from messages.system import Beat, Cause, Halt, NodeDown, NodeUp, Reason
 
 HELLO_S = 15.0  # from the launch to the link
 HALT_S = 2.0  # from `Halt` to the kill
+LEAVE_S = 10.0  # for one that is dead to give back what it held
 ENOUGH = 0.25  # of `hang_s`: with so much of a core a loop that turns would have been heard
 STARVED_PATIENCE = 10.0  # without it, a node may be silent for so many times `hang_s`
 LOST_LINK_S = 0.05  # for the launcher's news of a death to overtake the link's
@@ -36,6 +38,7 @@ class Outpost:
         self.launched: Launched | None = None
         self.linked: asyncio.Future[None] | None = None
         self.ended: asyncio.Future[None] | None = None  # done once its death has been dealt with
+        self.leaving: list[asyncio.Future[Reason]] = []  # of lives known to be dead: `exited`
         self.is_ready = False  # may be given work
         self.is_known = False  # has been given some: its death must be told
         self.beat_s = 0.0
@@ -97,13 +100,15 @@ class Nodes:
         outpost.launched = launched
         outpost.linked = root.loop.create_future()
         outpost.ended = root.loop.create_future()
-        launched.exited.add_done_callback(
-            lambda exited: self._exited(name, incarnation, exited.result())
+        death_of(launched).add_done_callback(
+            lambda died: self._exited(name, incarnation, died.result())
         )
         root.peers.connect(name, incarnation, launched.endpoint)
         try:
             async with asyncio.timeout(HELLO_S):
                 await outpost.linked
+            if not (isinstance(launched, Mortal) and launched.is_hot):
+                await self._until_left(name, outpost.leaving)
         except TimeoutError:
             outpost.verdict = Reason(Cause.HUNG, f"node {name} did not answer the hello")
             launched.kill()
@@ -111,12 +116,20 @@ class Nodes:
         except asyncio.CancelledError:
             launched.kill()
             raise
-        if launched.exited.done():
-            raise LaunchFailed(launched.exited.result())
+        if death_of(launched).done():
+            raise LaunchFailed(death_of(launched).result())
         outpost.is_ready = outpost.is_known = True
         outpost.beat_s = root.time()
         self._introduce(name, outpost)
         self.log.info("node up", peer=name, incarnation=incarnation, pid=launched.pid)
+
+    async def _until_left(self, name: str, leaving: list[asyncio.Future[Reason]]) -> None:
+        """Who has died a moment ago may still hold memory that the next one needs."""
+        ending = [exited for exited in leaving if not exited.done()]
+        if ending:
+            _, late = await asyncio.wait(ending, timeout=LEAVE_S)
+            if late:
+                self.log.error("a dead process does not end", peer=name, waited_s=LEAVE_S)
 
     def _introduce(self, name: str, outpost: Outpost) -> None:
         """Tells the new node of all actors and nodes, and the other nodes of it."""
@@ -242,8 +255,10 @@ class Nodes:
         if outpost.incarnation != incarnation:
             return
         was_known, outpost.is_known, outpost.is_ready = outpost.is_known, False, False
+        assert outpost.launched is not None and outpost.ended is not None
+        leaving = [*outpost.leaving, outpost.launched.exited]
+        outpost.leaving = [exited for exited in leaving if not exited.done()]
         outpost.launched = None
-        assert outpost.ended is not None
         outpost.ended.set_result(None)
         self.root.peers.disconnect(name, incarnation)
         for other in self.ready_names():
@@ -272,6 +287,7 @@ class Nodes:
             if outpost.launched is not None:
                 self.root.peers.control(name, Halt())
                 pending.append(outpost.launched.exited)
+            pending += [exited for exited in outpost.leaving if not exited.done()]
         if not pending:
             return
         _, late = await asyncio.wait(pending, timeout=HALT_S)

@@ -5,8 +5,9 @@ never a fork: nothing of the parent but what is handed over. Its boot data comes
 descriptor, not by arguments or environment, which others can read.
 
 Laws: `exited` is done exactly once, when the child is dead and reaped, with exit code, signal and
-last lines of output; `kill` waits for nothing; what the child started in its process group dies
-with it; a child outlives its parent in no case (pipe, parent-death signal, parent id).
+last lines of output; `dying` with the same code or signal, as soon as that is certain and never
+later than `exited`; `kill` waits for nothing; what the child started in its process group dies with
+it; a child outlives its parent in no case (pipe, parent-death signal, parent id).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from actors.runtime import flight, recorder
+from actors.runtime import dying, flight, recorder
 from actors.runtime.cores import Use, use_of
 from actors.runtime.launch import LaunchFailed, Preload
 from messages.system import Cause, NodeBoot, Reason
@@ -37,7 +38,10 @@ READ_BYTES_MAX = 65_536
 AHEAD_BYTES_MAX = 30_000  # both fit into a pipe, so that writing them waits for nobody
 BOOT_BYTES_MAX = 30_000
 LENGTH = struct.Struct("<I")  # of what a child loads ahead, which comes before its boot data
-WARM = b"warm"  # a spare's first word: it has loaded what it was told to
+# What a child says before its endpoint, each a line.
+HELD = b"held"  # its main thread holds the mutex whose owner's death is told early
+WARM = b"warm"  # a spare: it has loaded what it was told to
+HOT = b"hot"  # and also prepared all that it was told to
 PYTHON = (sys.executable, "-P", "-X", "faulthandler")
 CHILD_MODULE = "actors.runtime.child"
 NOTHING = Preload()
@@ -68,15 +72,18 @@ class ChildProcess:
         forward: Callable[[bytes], None],
         record_fd: int,
         record: mmap.mmap,
+        watch: dying.Watch,
     ) -> None:
         self.node = node
         self.record_fd = record_fd  # the child's number of it
         self.record = b""  # what it did last, once it is dead
         self._record = record
+        self._watch = watch
         self.pid = popen.pid
         self.endpoint = ""
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[Reason] = self._loop.create_future()
+        self.dying: asyncio.Future[Reason] = self._loop.create_future()
         self.ready: asyncio.Future[str | None] = self._loop.create_future()
         self._popen = popen
         self._life_fd: int | None = life_fd
@@ -86,6 +93,7 @@ class ChildProcess:
         self._half_line = b""
         self._ready_bytes = b""
         self.warm: asyncio.Future[None] = self._loop.create_future()  # never, of what isn't a spare
+        self.is_hot = False  # a spare whose actors find all that they asked to have prepared
         self.boot_fd: int | None = None  # of a spare, which waits for its boot data
         self._output_fd: int | None = _fileno(popen)
         self._pid_fd = os.pidfd_open(popen.pid)
@@ -133,18 +141,25 @@ class ChildProcess:
     def _read_ready(self) -> None:
         assert self._ready_fd is not None
         data = os.read(self._ready_fd, 4096)
-        self._ready_bytes += data
-        if data and not data.endswith(b"\n"):
-            return
-        if data and self._ready_bytes.strip() == WARM:
-            self._ready_bytes = b""
-            self.warm.set_result(None)
-            return
-        self._loop.remove_reader(self._ready_fd)
-        os.close(self._ready_fd)
-        self._ready_fd = None
+        *lines, self._ready_bytes = (self._ready_bytes + data).split(b"\n")
+        for line in lines:
+            if line == HELD:
+                self._watch.start(self.pid, self._owner_died)
+            elif line in (WARM, HOT):
+                self.is_hot = line == HOT
+                self.warm.set_result(None)
+            else:
+                self.endpoint = line.decode(errors="replace").strip()
+        if self.endpoint or not data:
+            self._close_ready()
+
+    def _close_ready(self) -> None:
+        """It listens, or never will."""
+        if self._ready_fd is not None:
+            self._loop.remove_reader(self._ready_fd)
+            os.close(self._ready_fd)
+            self._ready_fd = None
         if not self.ready.done():
-            self.endpoint = self._ready_bytes.decode(errors="replace").strip()
             self.ready.set_result(self.endpoint or None)
 
     def _read_output(self) -> bool:
@@ -177,6 +192,29 @@ class ChildProcess:
             assert self._popen.stdout is not None
             self._popen.stdout.close()
 
+    def _owner_died(self) -> None:
+        """In the watch's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(self._begins_to_die)
+
+    def _begins_to_die(self) -> None:
+        """All of it is ending, but its memory is not free yet, nor are its descriptors closed."""
+        if self.dying.done():
+            return
+        code = dying.status_of_dying(self.pid)
+        if code is None:
+            return
+        self._kill_group()  # what it has left behind
+        self._drain_output()
+        half = self._half_line.decode(errors="replace").rstrip()[:LINE_CHARS_MAX]
+        lines = (*self._last_lines, half) if half else tuple(self._last_lines)
+        self.dying.set_result(reason_of_exit(code, lines[-LAST_LINES_MAX:]))
+
+    def _drain_output(self) -> None:
+        for _ in range(64):  # what is in the pipe, however much others still write into it
+            if not self._read_output():
+                break
+
     def _died(self) -> None:
         self._loop.remove_reader(self._pid_fd)
         os.close(self._pid_fd)
@@ -184,25 +222,19 @@ class ChildProcess:
         self.record = self._record[:]
         self._record.close()
         code = self._popen.wait()  # dead already: gives its status, reaps it
-        for _ in range(64):  # what is in the pipe, however much others still write into it
-            if not self._read_output():
-                break
+        self._watch.close()
+        self._drain_output()
         self._keep_line(self._half_line)
         self._close_output()
         for fd in (self._life_fd, self.boot_fd):
             if fd is not None:
                 os.close(fd)
         self._life_fd = self.boot_fd = None
-        if self._ready_fd is not None:
-            self._read_ready_at_death(self._ready_fd)
-        self.exited.set_result(reason_of_exit(code, tuple(self._last_lines)))
-
-    def _read_ready_at_death(self, fd: int) -> None:
-        self._loop.remove_reader(fd)
-        os.close(fd)
-        self._ready_fd = None
-        if not self.ready.done():
-            self.ready.set_result(None)
+        self._close_ready()
+        reason = reason_of_exit(code, tuple(self._last_lines))
+        if not self.dying.done():
+            self.dying.set_result(reason)
+        self.exited.set_result(reason)
 
 
 def reason_of_exit(code: int, last_lines: tuple[str, ...]) -> Reason:
@@ -242,7 +274,7 @@ async def spawn_node(
     """
     forward = forward or (write_to_stderr if boot.log_terminal else drop)
     child = spare
-    if child is None or not child.is_warm or child.exited.done():
+    if child is None or not child.is_warm or child.dying.done():
         if child is not None:
             child.kill()
         try:
@@ -300,21 +332,22 @@ def spawn_child(
 ) -> ChildProcess:
     """Starts a child without waiting for it; it waits for `boot`. Its descriptors: boot data, a
     pipe whose other end is held by this process for as long as it lives, a pipe to say that it is
-    ready, and memory without a name, which is the kernel's again when both processes have ended. A
-    spare loads `preload` before it looks for its boot data. Raises OSError, and nothing is left.
+    ready, and memory for its recorder and for the sign of its death, without a name, which is the
+    kernel's again when both processes have ended. A spare loads `preload` before it looks for its
+    boot data. Raises OSError, and nothing is left.
     """
     ahead = msgspec.msgpack.encode(preload)
     assert len(ahead) <= AHEAD_BYTES_MAX, f"{len(ahead)} bytes of what is loaded ahead"
     with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
         # The child's ends are closed here in any case, ours where it comes to nothing.
-        record_fd = os.memfd_create(f"{node}-flight")
-        theirs.callback(os.close, record_fd)
-        os.ftruncate(record_fd, recorder.SIZE)
-        record = ours.enter_context(mmap.mmap(record_fd, recorder.SIZE))
+        record_fd, record = share_memory(f"{node}-flight", recorder.SIZE, theirs, ours)
+        hold_fd, held = share_memory(f"{node}-life", dying.SIZE, theirs, ours)
+        watch = dying.Watch(held)
+        ours.callback(watch.close)
         boot_fd, boot_write_fd = open_pipe(theirs, ours)
         life_read_fd, life_write_fd = open_pipe(theirs, ours)
         ready_read_fd, ready_write_fd = open_pipe(ours, theirs)
-        numbers = (boot_fd, life_read_fd, ready_write_fd)
+        numbers = (boot_fd, life_read_fd, ready_write_fd, hold_fd)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         popen = subprocess.Popen(
             # -P: the current directory may hold other things called `actors`.
@@ -329,12 +362,24 @@ def spawn_child(
         )
         ours.enter_context(popen)  # closes its output and waits for it
         ours.callback(popen.kill)
-        child = ChildProcess(node, popen, life_write_fd, ready_read_fd, forward, record_fd, record)
+        child = ChildProcess(
+            node, popen, life_write_fd, ready_read_fd, forward, record_fd, record, watch
+        )
         ours.pop_all()
     child.boot_fd = boot_write_fd
     with contextlib.suppress(BrokenPipeError):  # dead already: `exited` says so
         os.write(boot_write_fd, LENGTH.pack(len(ahead)) + ahead)
     return child
+
+
+def share_memory(
+    name: str, size: int, theirs: contextlib.ExitStack, ours: contextlib.ExitStack
+) -> tuple[int, mmap.mmap]:
+    """Memory of `size` bytes, all zero: a descriptor for the child, and what this process sees."""
+    fd = os.memfd_create(name)
+    theirs.callback(os.close, fd)
+    os.ftruncate(fd, size)
+    return fd, ours.enter_context(mmap.mmap(fd, size))
 
 
 def open_pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.runtime.child import Ready
+from actors.runtime.child import Ready, end_for_want_of_memory
 from actors.runtime.process import ChildBoot
 from actors.runtime.transport.base import Transport
 from messages.base import Header, Message
@@ -40,6 +40,32 @@ async def until_told(boot: ChildBoot, ready: Ready) -> int:
     ready.tell(f"test://{boot.node.name}/{boot.node.incarnation}")
     await told.wait()
     return 0
+
+
+async def until_asked(boot: ChildBoot, ready: Ready) -> int:
+    """Serves until SIGTERM; then ends in the way that the environment names."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    ready.tell("test://")
+    await asked.wait()
+    say("the last word")
+    match os.environ["HOW"]:
+        case "out of memory":
+            end_for_want_of_memory()
+        case "an exception":
+            raise RuntimeError("the model is bad")
+        case "in a thread":
+            threading.Thread(target=os._exit, args=(3,)).start()
+            await asyncio.Event().wait()
+        case "a fault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+    return 0
+
+
+async def becoming_another(boot: ChildBoot, ready: Ready) -> int:
+    """Goes on as another program in the same process."""
+    ready.tell("test://")
+    os.execvp("sleep", ["sleep", "1000"])
 
 
 class Preparing:

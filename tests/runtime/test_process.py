@@ -285,6 +285,17 @@ async def test_what_was_prepared_in_a_spare_is_there_when_it_is_needed() -> None
     assert child is spare
     await death_of(child)
     assert output.decode().strip() == "prepared: {'house': '3 rooms'}"
+    assert not child.is_hot  # two of the three are missing
+
+
+async def test_a_spare_is_hot_when_all_that_it_was_to_prepare_is_there() -> None:
+    arguments = {"count": msgspec.msgpack.encode(3)}
+    hot = await warm_spare(Prepare("house", "tests.runtime.children:Preparing", arguments))
+    warm = await warm_spare()
+    assert (hot.is_hot, warm.is_hot) == (True, False)
+    for spare in (hot, warm):
+        spare.kill()
+        await death_of(spare)
 
 
 async def test_a_spare_that_is_dead_or_not_ready_is_done_without() -> None:
