@@ -100,7 +100,7 @@ Measures, prints a table, and with --json one JSON object a line.
   python -m app bench front                           the front end, without a model
   python -m app bench first --paced 2,300000          where the time to the first token goes
   python -m app bench mailbox | hop | planner | radix | ops | kl
-  python -m app bench gpu | gaps | gemv                  on an NVIDIA GPU
+  python -m app bench gpu | gaps | gemv | products       on an NVIDIA GPU
   python -m app bench structured                      what grammars cost
   python -m app bench overhead                        what actors and recovery cost
 
@@ -481,6 +481,7 @@ BENCHES = (
     "gpu",
     "gaps",
     "gemv",
+    "products",
     "structured",
     "fuzz",
     "overhead",

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from bench import gpu_steps
 from bench import gpu_workloads as loads
 from bench.house import House
 from bench.report import Report, median
@@ -51,6 +52,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--lazy-graphs", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of W1")
+    parser.add_argument("--by-step", action="store_true", help="where W1's time went (slows it)")
     parser.add_argument("--json", action="store_true")
     found = parser.parse_args(list(words))
     if not torch.cuda.is_available():
@@ -168,6 +170,11 @@ def measure_w1(
             row_of(f"seed {seed}: output tok/s", rate)
             | {"steps": run.step_count, "host_s": run.host_s}
         )
+        if found.by_step:
+            with gpu_steps.watched(runner) as seen:
+                house().run(load, temperature=0.6)
+            for line in seen.by_kind():
+                say(f"  W1 seed {seed}: " + json.dumps(line))
     return rows
 
 

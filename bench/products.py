@@ -1,0 +1,107 @@
+"""This file times the library's products of many rows by the weights of both shapes.
+
+A laboratory tool. Each is timed in a captured graph that walks over more weights than the cache
+holds; `floor` is the larger of its bytes over the measured copy and its FLOP over the measured
+8192-cube.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.gemv import CASES, Case
+from bench.gpu import measure_ceilings
+from bench.report import Report, median
+
+ABOUT = """\
+  python -m app bench products
+  python -m app bench products --rows 64 128 192 256 --only 8b
+"""
+
+
+class Bench:
+    def __init__(self, case: Case, rows: int) -> None:
+        self.n = case.n * (2 if case.gated else 1)
+        self.k, self.rows, self.wide = case.k, rows, case.wide
+        copies = min(max(2, -(-256_000_000 // (self.n * case.k * 2))), 24)
+        like: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+        self.weights = [torch.randn((self.n, case.k), **like) for _ in range(copies)]
+        self.x = torch.randn((rows, case.k), **like)
+
+    def library(self, weight: Tensor) -> Tensor:
+        if self.wide:
+            return torch.mm(self.x, weight.t(), out_dtype=torch.float32)
+        return torch.mm(self.x, weight.t())
+
+    def turned(self, weight: Tensor) -> Tensor:
+        """The weight's rows where the library expects the tokens'."""
+        return torch.mm(weight, self.x.t())
+
+    def time_us(self, call: Callable[[Tensor], Any]) -> float:
+        """Of one launch, in a graph over all weights."""
+        graph = torch.cuda.CUDAGraph()
+        for weight in self.weights:
+            call(weight)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for weight in self.weights:
+                call(weight)
+        times = []
+        for _ in range(12):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return 1e3 * median(times[2:]) / len(self.weights)
+
+    def floor_us(self, ceilings: tuple[float, float]) -> float:
+        size = 2 * (self.n * self.k + self.rows * self.k) + self.rows * self.n * 2
+        return 1e6 * max(size / ceilings[0], 2 * self.rows * self.n * self.k / ceilings[1])
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="app bench products",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[16, 32, 64, 96, 128, 160, 192, 224, 256]
+    )
+    parser.add_argument("--only", default="", help="shapes whose names begin so")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    found = parser.parse_args(list(words))
+    if not torch.cuda.is_available():
+        print("bench products: there is no CUDA device", file=sys.stderr)
+        return 2
+    ceilings = measure_ceilings()
+    report = Report("products", as_json=found.json, device=torch.cuda.get_device_name())
+    for case in CASES:
+        if not case.name.startswith(found.only):
+            continue
+        for rows in found.rows:
+            bench = Bench(case, rows)
+            library_us, floor_us = bench.time_us(bench.library), bench.floor_us(ceilings)
+            report.add(
+                product=case.name,
+                rows=rows,
+                floor_us=floor_us,
+                library_us=library_us,
+                of_floor=floor_us / library_us,
+                turned_us=None if bench.wide else bench.time_us(bench.turned),
+            )
+    report.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
