@@ -47,6 +47,12 @@ class Head(NamedTuple):
     now_s: Callable[[], float] = float  # Unix time; 0.0 where nobody needs it
 
 
+def time_from(unix_s: float, now_s: Callable[[], float]) -> Callable[[], float]:
+    """The Unix time as it goes on from here by a clock that nobody sets: `now_s`."""
+    begin_s = now_s()
+    return lambda: unix_s + (now_s() - begin_s)
+
+
 class PlainWriter(Protocol):
     """Writes an answer that is one body. `body` raises Refused where there is none."""
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.gateway.call import Row
-from actors.gateway.dialect import Head
+from actors.gateway.dialect import Head, time_from
 from actors.gateway.errors import Refused
 from actors.gateway.inputs import Limits
 from actors.gateway.native import read_generate
@@ -424,3 +424,9 @@ def test_what_ends_or_holds_the_text_is_that_of_completions() -> None:
         assert grammar is not None and grammar.kind == "structural_tag"
     stop = read(sampling_params={"stop_regex": "a+b", "no_stop_trim": True}).call.variant(0).stop
     assert [pattern.text for pattern in stop.patterns] == ["a+b"] and stop.keep_match
+
+
+def test_the_time_of_an_answer_goes_on_by_a_clock_that_nobody_sets() -> None:
+    ticks = iter((5.0, 7.5))
+    now_s = time_from(100.0, lambda: next(ticks))
+    assert now_s() == 102.5

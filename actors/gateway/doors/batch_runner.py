@@ -19,7 +19,7 @@ import msgspec
 
 from actors.gateway.batches.lines import answered, not_run, read_lines
 from actors.gateway.batches.store import BatchStore, Line
-from actors.gateway.dialect import Dialect, Head, Ready
+from actors.gateway.dialect import Dialect, Head, Ready, time_from
 from actors.gateway.doors.generate import DIALECTS
 from actors.gateway.errors import Refused, answer, invalid
 from actors.gateway.responses.alone import RESPONSES
@@ -191,6 +191,7 @@ class BatchRunner:
         """One line, like a request that is not streamed. Raises Refused."""
         gateway, dialect = self.gateway, dialects()[endpoint]
         created_s = time.time()
+        now_s = time_from(created_s, gateway.context.now_s)
         try:
             asked = dialect.read(body, gateway.limits, gateway.draw_seed, created_s)
         except Ready as ready:
@@ -202,7 +203,7 @@ class BatchRunner:
         self.streams.add(stream)
         try:
             head = Head(
-                dialect.prefix + call_id, int(created_s), gateway.limits.model, created_s, time.time
+                dialect.prefix + call_id, int(created_s), gateway.limits.model, created_s, now_s
             )
             rows = await stream.read()
             writer = dialect.plain(asked, head, stream.checked)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from actors.gateway import anthropic, embeddings, native, ollama, parsing, scoring, tokens
-from actors.gateway.dialect import Asked, Dialect, Head, Ready
+from actors.gateway.dialect import Asked, Dialect, Head, Ready, time_from
 from actors.gateway.doors.asking import body_of, counting_refusals, watch
 from actors.gateway.doors.direct import Direct, Line
 from actors.gateway.doors.resume import Resumes
@@ -76,6 +76,7 @@ class Generate:
         gateway, dialect = self.gateway, self.dialect
         exchange: Exchange = scope["exchange"]
         created_s = time.time()
+        now_s = time_from(created_s, gateway.context.now_s)
         wish = self.resumes.wish(exchange, dialect)
         try:
             ask = await self.read_ask(exchange, created_s, wish)
@@ -92,7 +93,7 @@ class Generate:
         if exchange.given_id is not None:
             stream.names += (exchange.given_id,)
         stream.request_names = () if dialect.names is None else dialect.names(ask)
-        head = Head(answer_id, int(created_s), gateway.limits.model, created_s, time.time)
+        head = Head(answer_id, int(created_s), gateway.limits.model, created_s, now_s)
         if wish is not None and ask.stream:
             name, marks = wish
             kept = self.resumes.keep(name, dialect, ask, head, stream, is_back=bool(marks))
