@@ -293,6 +293,12 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "gateway: how long an answer took is told by the wall clock",
+        "actors/gateway/doors/generate.py",
+        "created_s, now_s)",
+        "created_s, time.time)",
+    ),
+    Mutant(
         "responses: who comes back misses an event",
         "actors/gateway/doors/tapes.py",
         "place = 0 if after is None else int(after) + 1",

@@ -27,7 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.sim.scenario import COUNTED, SOMETIMES, draw
+from bench.sim.draws import draw
+from bench.sim.sights import COUNTED, SOMETIMES
 from bench.sim.text import make_tokenizer
 from bench.sim.world import Broken, Result, run_world
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from actors.detokenizer.actor import Detokenizer
+from actors.gateway import held
 from actors.router.actor import Router
 from actors.runtime import live
 from actors.runtime.actor import MailboxSpec
@@ -20,7 +22,7 @@ from actors.runtime.clock import rng_for
 from actors.runtime.mailbox import Full
 from actors.runtime.simloop import SimLoop
 from actors.tokenizer.actor import Tokenizer
-from bench.sim.scenario import CONTEXT_LEN, Shape
+from bench.sim.scenario import CONTEXT_LEN, Leap, Shape
 from messages.config import (
     CacheConfig,
     Config,
@@ -30,6 +32,7 @@ from messages.config import (
     SchedulerConfig,
     TokenizerConfig,
 )
+from messages.gateway import Delta
 
 EPOCH_S = 1_800_000_000.0
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
@@ -100,12 +103,33 @@ def threads_take_time(loop: SimLoop, mean_s: float) -> Iterator[None]:
         live._run_inline = run_inline
 
 
+def wall_s(now_s: float, leaps: Sequence[Leap]) -> float:
+    """The time of day, as who sets the clock has it."""
+    return EPOCH_S + now_s + sum(leap.by_s for leap in leaps if leap.at_s <= now_s)
+
+
 @contextlib.contextmanager
-def nothing_from_outside(loop: SimLoop) -> Iterator[None]:
+def pieces_are_seen(seen: Counter[str]) -> Iterator[None]:
+    """Counts answers that were made again in other pieces than their client had got."""
+    cut = held.cut
+
+    def counted(delta: Delta, chars: int, tokens: int) -> tuple[Delta, Delta]:
+        seen["came back to other pieces than it had"] += 1
+        return cut(delta, chars, tokens)
+
+    held.cut = counted
+    try:
+        yield
+    finally:
+        held.cut = cut
+
+
+@contextlib.contextmanager
+def nothing_from_outside(loop: SimLoop, leaps: Sequence[Leap] = ()) -> Iterator[None]:
     """The time of day and secrets are the seed's too: rooms put both into what they send."""
     secret = rng_for(loop.seed, "secrets")
     kept = time.time, secrets.token_hex
-    time.time = lambda: EPOCH_S + loop.time()
+    time.time = lambda: wall_s(loop.time(), leaps)
     secrets.token_hex = lambda count=32: (
         f"{secret.getrandbits(8 * (count or 32)):0{2 * (count or 32)}x}"
     )

@@ -22,29 +22,6 @@ from bench.sim.scenario import Menu
 from bench.sim.wire import Wire
 from messages.system import State
 
-SITES = (
-    "Step",
-    "StepDone",
-    "Acquire",
-    "Acquired",
-    "Commit",
-    "Release",
-    "Reserve",
-    "Granted",
-    "Submit",
-    "Cancel",
-    "Tokens",
-    "StopMet",
-    "Encode",
-    "Encoded",
-    "Deltas",
-    "StartActor",
-    "Ready",
-    "Entries",
-    "Exited",
-)
-
-
 AFTERMATH_S = 5.0  # links are made anew, a hang is found
 STUCK_S = 30.0  # how long a forward that hangs may trouble others, its watch included
 
@@ -124,7 +101,8 @@ class Injector:
                 for other in rng.sample(alive, 2):
                     house.kill(other)
             case "kill at a message":
-                self.site = (rng.choice(SITES), rng.randrange(30), rng.random() < 0.5)
+                body, passes = rng.choice(self.menu.sites), rng.randrange(self.menu.passes_max)
+                self.site = (body, passes, rng.random() < 0.5)
                 return  # counted when it happens
             case "stop" | "stop for long":
                 is_long = kind == "stop for long"

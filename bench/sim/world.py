@@ -30,6 +30,7 @@ from bench.sim.clients import Client, Outcome
 from bench.sim.deploy import (
     config_of,
     nothing_from_outside,
+    pieces_are_seen,
     small_mailboxes,
     threads_take_time,
 )
@@ -97,7 +98,8 @@ def run_world(scenario: Scenario, model: Path) -> Result:
     gc.disable()  # a collection runs finalizers at any moment: between worlds is soon enough
     try:
         with (
-            nothing_from_outside(loop),
+            nothing_from_outside(loop, scenario.leaps),
+            pieces_are_seen(world.seen),
             small_mailboxes(scenario.shape),
             threads_take_time(loop, scenario.shape.encode_s),
             asyncio.Runner(loop_factory=lambda: loop) as runner,
@@ -500,6 +502,9 @@ class World:
         )
         fired = self.injector.fired + self.house.fired + self.wire.fired
         seen = self.seen + self.tally_seen()
+        for leap in self.scenario.leaps:
+            if leap.at_s <= loop.time():
+                fired[f"the wall clock was put {'forward' if leap.by_s > 0 else 'back'}"] += 1
         if fired["a spare was used"]:
             seen["a spare was used"] = fired.pop("a spare was used")
         return Result(

@@ -11,16 +11,20 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from actors.gateway.actor import Gateway
+from bench.sim.draws import Age, draw
 from bench.sim.judge import NEWS_S, news_since
 from bench.sim.oracle import oracle_of
-from bench.sim.scenario import COUNTED, FAULTS, GRAMMARS, SOMETIMES, Menu, draw
+from bench.sim.scenario import GRAMMARS, Leap, Menu
 from bench.sim.shadow import ShadowWorker
+from bench.sim.sights import COUNTED, FAULTS, SOMETIMES
 from bench.sim.text import VOCAB_SIZE, make_tokenizer
+from bench.sim.widen import fits
 from bench.sim.world import Broken, Result, run_world
 from bench.simulate import main
 from messages.system import Reason
@@ -38,7 +42,7 @@ FOUND = {
     24: 120.0,  # tokens for a detokenizer that the scheduler's node did not know yet were lost
     34: 120.0,  # who died while its siblings were being started got two lives
 }
-# The same of worlds as they are drawn now.
+# The same of worlds of the next age.
 FOUND_SINCE = {
     107: 360.0,  # streams were kept for clients by a gateway that had ended
     110: 360.0,  # who ran beside a lone suspect became one, and the guilty was never alone
@@ -66,12 +70,12 @@ def test_a_world_keeps_its_laws(seed: int, model: Path) -> None:
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
-    run_world(draw(seed, FOUND[seed], is_rich=False), model)
+    run_world(draw(seed, FOUND[seed], age=Age.FIRST), model)
 
 
 @pytest.mark.parametrize("seed", FOUND_SINCE)
 def test_a_world_that_found_a_bug_since_stays_whole(seed: int, model: Path) -> None:
-    run_world(draw(seed, FOUND_SINCE[seed]), model)
+    run_world(draw(seed, FOUND_SINCE[seed], age=Age.RICH), model)
 
 
 @pytest.mark.slow
@@ -105,7 +109,7 @@ def test_a_world_is_the_same_in_every_process() -> None:
 @pytest.mark.parametrize("seed", range(300, 306))
 def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -> None:
     """However many others are in flight with it, and are thrown back by its deaths."""
-    drawn = draw(seed, 60.0, is_rich=False)
+    drawn = draw(seed, 60.0, age=Age.FIRST)
     shape = drawn.shape._replace(
         restarts_max=5, queued_max=64, mailbox_max=0, launch_s=0.05, placement="engine"
     )
@@ -130,6 +134,26 @@ def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
     assert news_since(100.0, [(10.0, 20.0), (96.0, 96.0)]) == 100.0 - NEWS_S
     # One trouble after the other, in whatever order they are told.
     assert news_since(100.0, [(60.0, 80.0), (79.0, 99.0), (10.0, 20.0)]) == 60.0
+
+
+def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) -> None:
+    drawn = draw(9, 60.0)
+    asks = tuple(
+        ask._replace(reader="http native", choice_count=1)
+        if ask.reader in ("plain", "http")
+        and not ask.namespace
+        and fits(ask.grammar, "http native")
+        else ask
+        for ask in drawn.asks
+    )
+    assert sum(ask.reader == "http native" for ask in asks) > 3
+    leaps = tuple(Leap(nth / 8, 3600.0 * (-1) ** nth) for nth in range(480))
+    still, leapt = (run_world(drawn._replace(asks=asks, leaps=each), model) for each in ((), leaps))
+    clock = {"the wall clock was put forward": 240, "the wall clock was put back": 240}
+    assert still.whole_count > 3
+    assert leapt.fired == still.fired + Counter(clock)
+    # The chain is of bytes, and what was asked in a chat says when.
+    assert leapt._replace(fired=still.fired, chain=still.chain) == still
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:

@@ -1,0 +1,139 @@
+"""This file adds to a drawn world what was thought of last: more grammars, log probabilities,
+clients that come back, another dialect, a wall clock that is put forward and back.
+
+It does not know what the world was drawn from, nor how anything is run. Each theme has a stream of
+draws of its own, and most worlds have some themes only (a swarm).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from actors.runtime.clock import rng_for
+from bench.sim.scenario import FRONTS, GRAMMARS, LONG_GRAMMARS, Ask, Leap, Menu, Scenario
+
+LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
+LEAP_MAX_S = 10 * 3600.0  # off what it was, together: less than what is kept for a day
+# Messages of steps, which come while there is work.
+WORKING = ("Step", "StepDone", "Tokens", "Deltas", "Acquired")
+Change = Callable[[Ask, random.Random], Ask]
+
+
+def widen(scenario: Scenario) -> Scenario:
+    rng = rng_for(scenario.seed, "crowd")
+    if rng.random() < 0.35:
+        scenario = scenario._replace(asks=crowded(scenario.asks, rng))
+    for name, change, share in (
+        ("grammars", more_grammars, 0.35),
+        ("returns", more_returns, 0.35),
+        ("log probabilities", more_logprobs, 0.35),
+        ("native", some_native, 0.3),
+    ):
+        rng = rng_for(scenario.seed, name)
+        if rng.random() < share:
+            scenario = changed(scenario, change, rng)
+            if name == "returns":
+                placement = rng.choice((scenario.shape.placement, *FRONTS))
+                scenario = scenario._replace(shape=scenario.shape._replace(placement=placement))
+    rng = rng_for(scenario.seed, "strikes")
+    if rng.random() < 0.5:
+        scenario = scenario._replace(menu=struck(scenario.menu, rng))
+    return scenario._replace(
+        leaps=draw_leaps(rng_for(scenario.seed, "wall clock"), scenario.duration_s)
+    )
+
+
+def struck(menu: Menu, rng: random.Random) -> Menu:
+    """Faults that wait for a message, and so come while there is work."""
+    weights = menu.weights | {"kill at a message": rng.choice((3.0, 10.0))}
+    gap_s = min(menu.gap_s, rng.choice((5.0, 20.0)))
+    return menu._replace(weights=weights, gap_s=gap_s, sites=WORKING, passes_max=12)
+
+
+def crowded(asks: tuple[Ask, ...], rng: random.Random) -> tuple[Ask, ...]:
+    """More of the same, with other noise: so that something is under way most of the time."""
+    more = [
+        ask._replace(
+            name=f"{ask.name}x{copy}",
+            at_s=ask.at_s + rng.uniform(0.0, 20.0),
+            seed=rng.randrange(1 << 20),
+        )
+        for copy in range(2)
+        for ask in asks
+    ]
+    return asks + tuple(more)
+
+
+def changed(scenario: Scenario, change: Change, rng: random.Random) -> Scenario:
+    """All asks that may be asked otherwise, those of the drain as well."""
+
+    def one(ask: Ask) -> Ask:
+        is_fixed = ask.is_impossible or ask.wants or ask.prompt[0] == scenario.poison
+        return ask if is_fixed else change(ask, rng)
+
+    drain = scenario.drain
+    if drain is not None:
+        drain = drain._replace(asks=tuple(map(one, drain.asks)))
+    return scenario._replace(asks=tuple(map(one, scenario.asks)), drain=drain)
+
+
+def more_grammars(ask: Ask, rng: random.Random) -> Ask:
+    """Each kind as often as any other, and long enough that something happens meanwhile."""
+    if ask.stop_ids or ask.reader.endswith(("leaves", "hasty")):
+        return ask
+    if not ask.grammar and rng.random() < 0.5:
+        return ask
+    found = [grammar for grammar in (*GRAMMARS, *LONG_GRAMMARS) if fits(grammar, ask.reader)]
+    kind = rng.choice(sorted({grammar[0] for grammar in found}))
+    grammar = rng.choice([grammar for grammar in found if grammar[0] == kind])
+    max_tokens = max(ask.max_tokens, rng.choice((3, 30, 60)))
+    return ask._replace(grammar=grammar, ignore_eos=False, max_tokens=max_tokens)
+
+
+def fits(grammar: tuple[str, ...], reader: str) -> bool:
+    """Whether what this reader sends has a field for it."""
+    if not grammar:
+        return True
+    if reader == "http background":
+        return grammar[0] == "json_schema"
+    if reader == "http native":
+        return grammar[0] in ("regex", "json_schema", "ebnf") and len(grammar) == 2
+    return not reader.startswith("http") or (len(grammar) == 2 and grammar[0] != "structural_tag")
+
+
+def more_returns(ask: Ask, rng: random.Random) -> Ask:
+    is_http = ask.reader.startswith("http") and ask.reader != "http background"
+    is_plain = ask.reader == "plain" and not ask.namespace
+    if is_plain and not fits(ask.grammar, "http"):
+        return ask
+    if (is_http or is_plain) and rng.random() < 0.6:
+        return ask._replace(reader="http returns", after=rng.randint(0, 12))
+    return ask
+
+
+def more_logprobs(ask: Ask, rng: random.Random) -> Ask:
+    if ask.reader == "http background":
+        return ask
+    return ask._replace(logprobs=ask.logprobs or rng.random() < 0.6)
+
+
+def some_native(ask: Ask, rng: random.Random) -> Ask:
+    is_one = ask.reader in ("http", "http whole") and fits(ask.grammar, "http native")
+    if is_one and rng.random() < 0.5:
+        return ask._replace(reader="http native", choice_count=1)
+    return ask
+
+
+def draw_leaps(rng: random.Random, duration_s: float) -> tuple[Leap, ...]:
+    if rng.random() < 0.4:
+        return ()
+    leaps: list[Leap] = []
+    off_s = 0.0
+    for at_s in sorted(rng.uniform(0.0, duration_s) for _ in range(rng.choice((1, 8, 100)))):
+        by_s = rng.choice(LEAP_S) * rng.choice((1, -1))
+        if abs(off_s + by_s) > LEAP_MAX_S:
+            by_s = -by_s
+        off_s += by_s
+        leaps.append(Leap(at_s, by_s))
+    return tuple(leaps)
