@@ -188,6 +188,11 @@ class Runner:
         """Changes while a step computes, see `Ops.progress`. From any thread."""
         return self.model.ops.progress()
 
+    def when_computing(self, call: Callable[[], None]) -> None:
+        """Where steps are not asynchronous: `call` is called in each, from its thread, when nothing
+        is left but to compute it. Fused models leave the interpreter to others from then on."""
+        self.model.before = call
+
     @property
     def graph_bytes(self) -> int:
         """Of the device's memory, what captured steps take."""

@@ -204,8 +204,15 @@ class Context(ABC):
         then: Callable[[T | Exception], Any],
         *,
         lane: str = "default",
+        keeps: bool = False,
     ) -> None:
-        """Runs `work` in a thread of the actor; `then(result)` is told to the actor itself."""
+        """Runs `work` in a thread of the actor; `then(result)` is told to the actor itself. With
+        `keeps`, in a lane of one thread, not before the next job there calls `let_go`, or ends, if
+        one waits already."""
+
+    @abstractmethod
+    def let_go(self, *, lane: str = "default") -> None:
+        """Called from within a job: what came of the one before it is told now."""
 
     @abstractmethod
     async def in_thread(self, work: Callable[[], T], *, lane: str = "default") -> T:

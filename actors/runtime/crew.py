@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-Job = tuple[Callable[[], Any], Callable[[Any], None]]
+Job = tuple[Callable[[], Any], Callable[[Any], None], bool]
 
 
 class Crew:
@@ -25,18 +25,30 @@ class Crew:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._hand_over = hand_over  # loop.call_soon_threadsafe
         self._idle = threading.Semaphore(0)
+        self._kept: tuple[Callable[[Any], None], Any] | None = None
         self._is_closed = False
 
-    def run(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Queues `work`; `then` gets its result or its exception, on the loop."""
+    def run(
+        self, work: Callable[[], Any], then: Callable[[Any], None], *, keeps: bool = False
+    ) -> None:
+        """Queues `work`; `then` gets its result or its exception, on the loop. `keeps`: where
+        another job waits already, what comes of this one is kept until that one calls `let_go`, or
+        ends. Only with one thread."""
         assert not self._is_closed, f"{self._name} is closed"
+        assert not keeps or self._threads_max == 1, f"{self._name} has no order"
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._threads_max:
             thread = threading.Thread(
                 target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
-        self._jobs.put((work, then))
+        self._jobs.put((work, then, keeps))
+
+    def let_go(self) -> None:
+        """Called by a job: the loop may have what came of the one before it."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._deliver(*kept)
 
     def close(self) -> None:
         """Ends the threads after their present job. Jobs that wait are dropped."""
@@ -53,8 +65,9 @@ class Crew:
         while True:
             job = self._jobs.get()
             if job is None or self._is_closed:
+                self._kept = None
                 return
-            work, then = job
+            work, then, keeps = job
             result: Any
             try:
                 result = work()
@@ -62,8 +75,17 @@ class Crew:
                 result = error
             del work, job
             self._idle.release()
-            try:
-                self._hand_over(then, result)
-            except RuntimeError:  # the loop is closed: nobody is left to want the result
+            self.let_go()
+            if keeps and not self._jobs.empty():
+                self._kept = then, result
+            elif not self._deliver(then, result):
                 return
             del result, then
+
+    def _deliver(self, then: Callable[[Any], None], result: Any) -> bool:
+        """False: the loop is closed, nobody is left to want it."""
+        try:
+            self._hand_over(then, result)
+        except RuntimeError:
+            return False
+        return True

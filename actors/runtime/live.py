@@ -121,6 +121,7 @@ class LiveContext(Context):
         then: Callable[[T | Exception], Any],
         *,
         lane: str = "default",
+        keeps: bool = False,
     ) -> None:
         def deliver(result: T | Exception) -> None:
             if self._life.is_dead:
@@ -130,7 +131,12 @@ class LiveContext(Context):
             except Exception as error:
                 self._life.crash(error)
 
-        self._run_in_crew(work, deliver, lane)
+        self._run_in_crew(work, deliver, lane, keeps=keeps)
+
+    def let_go(self, *, lane: str = "default") -> None:
+        crew = self._life.crews.get(lane)
+        if crew is not None:  # not in a simulated loop, which keeps nothing
+            crew.let_go()
 
     async def in_thread(self, work: Callable[[], T], *, lane: str = "default") -> T:
         done: asyncio.Future[T] = self._node.loop.create_future()
@@ -147,7 +153,12 @@ class LiveContext(Context):
         return await done
 
     def _run_in_crew(
-        self, work: Callable[[], Any], deliver: Callable[[Any], None], lane: str
+        self,
+        work: Callable[[], Any],
+        deliver: Callable[[Any], None],
+        lane: str,
+        *,
+        keeps: bool = False,
     ) -> None:
         life = self._life
         threads = life.actor.offload_threads
@@ -172,7 +183,7 @@ class LiveContext(Context):
         if lane not in life.crews:
             name = f"{self.address.path}.{lane}"
             life.crews[lane] = Crew(name, threads[lane], self._node.loop.call_soon_threadsafe)
-        life.crews[lane].run(work, done)
+        life.crews[lane].run(work, done, keeps=keeps)
 
     def drained(self) -> None:
         self._life.drained()

@@ -320,6 +320,7 @@ class CellContext(Context):
         then: Callable[[T | Exception], Any],
         *,
         lane: str = "default",
+        keeps: bool = False,
     ) -> None:
         assert lane in self.cell.actor.offload_threads, lane
         try:
@@ -327,6 +328,9 @@ class CellContext(Context):
         except Exception as error:
             result = error
         self.cell.tell_itself(then(result))
+
+    def let_go(self, *, lane: str = "default") -> None:
+        assert lane in self.cell.actor.offload_threads, lane  # each job is told of before the next
 
     async def in_thread(self, work: Callable[[], T], *, lane: str = "default") -> T:
         assert lane in self.cell.actor.offload_threads, lane

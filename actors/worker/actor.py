@@ -125,6 +125,7 @@ class Worker(Actor):
     async def on_start(self) -> bytes:
         begin = self.load if self.prepared is None else self.take_over
         self.runner = await self.context.in_thread(begin, lane="forward")
+        self.runner.when_computing(self.let_go)
         self.grammars = Grammars(self.runner, self.model.path)
         longest_s = HANG_STEPS * self.runner.facts.largest_step_s
         self.watch = Watch(max(self.hang_s, longest_s))
@@ -209,7 +210,14 @@ class Worker(Actor):
             lambda: self.watched(lambda: self.launch(message, asker)),
             lambda done: done if isinstance(done, Launched) else Executed(message, asker, done),
             lane="forward",
+            keeps=not self.runner.is_asynchronous,
         )
+
+    def let_go(self) -> None:
+        """Called in the forward thread. What a step brought is told once the next one computes:
+        while that was being prepared it would have to wait for the interpreter, until all that
+        follows from the answer was done."""
+        self.context.let_go(lane="forward")
 
     def progress(self) -> int:
         """What changes while the forward goes on. Without a finer count, the processor time of this

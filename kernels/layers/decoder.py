@@ -31,6 +31,10 @@ KV_SCALE_NAMES = (
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
+def nothing() -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
     input_norm: Tensor  # float32 [H]
@@ -84,6 +88,8 @@ class Decoder:
         if config.local_rope is not None:
             self.local_cos_sin = config.local_rope.cos_sin(context_len).to(ops.device)
         self.fused = ops.fuse(self)
+        # Called when nothing is left of a step on the host but to compute it.
+        self.before: Callable[[], None] = nothing
         if progress is not None:
             progress("layers", steps, steps)
 
@@ -157,6 +163,7 @@ class Decoder:
             )
             if logits is not None:
                 return logits
+        self.before()
         x = ops.rms_norm(residual, self.layers[0].input_norm, config.norm_eps)
         gate_mul = ops.silu_mul if config.activation == "silu" else ops.gelu_mul
         last = len(self.layers) - 1

@@ -68,6 +68,21 @@ def test_a_row_that_is_not_a_number_fails_alone(
     runner.slots.check()
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_others_are_told_once_a_step_that_it_computes(
+    flavour: str, tiny_models: dict[str, Answered]
+) -> None:
+    runner = load(tiny_models["llama"].path, flavour)
+    told: list[int] = []
+    runner.when_computing(lambda: told.append(int(runner.slots.known_len[0])))
+    runner.execute(step([0], [2], opened=[opening(0, [1, 2], [0])]))
+    assert told == [2], "before it has its token"
+    runner.execute(step([0], [1]))
+    assert told == [2, 3]
+    runner.execute(step([], [], closed=ints([0])))
+    assert told == [2, 3], "nothing is computed"
+
+
 def test_a_step_that_only_closes_runs_nothing(tiny_models: dict[str, Answered]) -> None:
     runner = load(tiny_models["llama"].path)
     runner.execute(step([0], [2], opened=[opening(0, [1, 2], [0])]))

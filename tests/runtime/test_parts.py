@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -277,6 +278,43 @@ def test_a_crew_starts_no_more_threads_than_it_needs() -> None:
     assert len(crew._threads) == 3
     gate.set()
     assert [results.get(timeout=DEADLINE_S) for _ in range(6)] == [True] * 6
+    crew.close()
+
+
+def test_what_is_kept_comes_when_the_next_job_lets_it_go_and_in_order() -> None:
+    results: queue.Queue[Any] = queue.Queue()
+    crew = Crew("c", 1, lambda then, result: then(result))
+    gate, seen = threading.Event(), []
+
+    def first() -> int:
+        gate.wait()
+        return 1
+
+    def second() -> int:
+        seen.append(results.empty())
+        crew.let_go()
+        seen.append(results.empty())
+        crew.let_go()  # there is nothing left
+        return 2
+
+    def third() -> int:
+        seen.append(results.empty())  # and lets nothing go: its end does
+        return 3
+
+    for work in (first, second, third):
+        crew.run(work, results.put, keeps=True)
+    gate.set()
+    assert [results.get(timeout=DEADLINE_S) for _ in range(3)] == [1, 2, 3]
+    assert seen[0] and not seen[1]
+    crew.close()
+
+
+def test_what_is_kept_waits_for_nobody_where_no_job_follows() -> None:
+    results: queue.Queue[Any] = queue.Queue()
+    crew = Crew("c", 1, lambda then, result: then(result))
+    for number in range(3):
+        crew.run(partial(int, number), results.put, keeps=True)
+        assert results.get(timeout=DEADLINE_S) == number
     crew.close()
 
 

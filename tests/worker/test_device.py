@@ -117,7 +117,7 @@ def test_a_prefill_that_goes_on_for_minutes_is_not_hung_and_one_that_stands_stil
 ) -> None:
     device = Device()
     cell, worker = worker_with(device)
-    monkeypatch.setattr(worker.context, "offload", lambda *job, lane: None)  # it never ends
+    monkeypatch.setattr(worker.context, "offload", lambda *job, lane, keeps: None)  # it never ends
     cell.tell(step(1), SCHEDULER)
     look_s = worker.watch.look_s
     for _ in range(int(300 / look_s)):
@@ -133,7 +133,11 @@ async def test_a_device_may_be_quiet_for_as_long_as_its_largest_steps_take(
 ) -> None:
     facts = ModelFacts("m", 9, 9, (), 1, 9, "float32", "cuda", 9, 9, None, largest_step_s=2.0)
     loaded = SimpleNamespace(
-        facts=facts, warm_up=lambda progress: None, graphs_left=0, graph_bytes=0
+        facts=facts,
+        warm_up=lambda progress: None,
+        when_computing=lambda call: None,
+        graphs_left=0,
+        graph_bytes=0,
     )
     monkeypatch.setattr(Runner, "load", lambda *arguments: loaded)
     cell, worker = worker_with(Device())

@@ -113,6 +113,7 @@ class CpuDecoder:
         positions, write_index = positions.contiguous(), write_index.contiguous()
         sampled = sampled.contiguous()
         logits = torch.empty((sampled.shape[0], config.vocab_size))
+        self.decoder.before()  # last of all, so that whoever runs then does not hold up the step
         native.check(
             self.library.hs_forward(
                 ctypes.addressof(self.model),
