@@ -293,6 +293,12 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "gateway: of the events of one row, those that a client has come again",
+        "actors/gateway/held.py",
+        "            if index > had.events:\n",
+        "            if index > 0:\n",
+    ),
+    Mutant(
         "gateway: how long an answer took is told by the wall clock",
         "actors/gateway/doors/generate.py",
         "created_s, now_s)",

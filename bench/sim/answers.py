@@ -109,11 +109,10 @@ class Answer:
             for choice in event.data["choices"]:
                 index = choice["index"]
                 assert self.finishes[index] is None, "text after a finish"
-                self.texts[index] += choice["text"]
+                self.take_choice(index, choice)
                 self.finishes[index] = choice["finish_reason"]
                 self.take_logprobs(index, choice)
-        for text, right in zip(self.texts, self.rights, strict=True):
-            assert right.text.startswith(text), f"{text!r} is not {right.text!r}"
+        self.check()
 
     def take_whole(self, exchange: Exchange) -> None:
         """An answer that is no stream."""
@@ -123,18 +122,35 @@ class Answer:
         if not exchange.is_complete:
             return
         body = exchange.json()
-        self.texts = [choice["text"] for choice in body["choices"]]
         self.finishes = [choice["finish_reason"] for choice in body["choices"]]
         for index, choice in enumerate(body["choices"]):
+            self.take_choice(index, choice)
             self.take_logprobs(index, choice)
         self.usage = body["usage"]
         self.is_over = True
+
+    def take_choice(self, index: int, choice: dict[str, Any]) -> None:
+        """What one event, or a whole answer, has of a choice."""
+        self.texts[index] += choice["text"]
+
+    def check(self) -> None:
+        """So far it is right."""
+        for text, right in zip(self.texts, self.rights, strict=True):
+            assert right.text.startswith(text), f"{text!r} is not {right.text!r}"
+
+    def assert_ends(self) -> None:
+        assert self.texts == [right.text for right in self.rights], self.texts
+        assert self.finishes == [right.finish.value for right in self.rights], self.finishes
+
+    def told(self, choice: dict[str, Any]) -> list[float]:
+        """The log probabilities that come with it."""
+        return list(choice["logprobs"]["token_logprobs"])
 
     def take_logprobs(self, index: int, choice: dict[str, Any]) -> None:
         if choice.get("logprobs") is None:
             return
         assert self.ask.logprobs, "log probabilities that nobody asked for"
-        for logprob in choice["logprobs"]["token_logprobs"]:
+        for logprob in self.told(choice):
             self.logprobs[index].append(logprob)
             assert_logprob(self.ask, len(self.logprobs[index]), logprob)
 
@@ -144,11 +160,9 @@ class Answer:
         raise Refused(exchange.problem())
 
     def assert_whole(self) -> None:
-        rights = self.rights
-        assert self.texts == [right.text for right in rights], self.texts
-        assert self.finishes == [right.finish.value for right in rights], self.finishes
+        self.assert_ends()
         assert self.usage is not None, "no usage"
-        counts = [len(right.tokens) for right in rights]
+        counts = [len(right.tokens) for right in self.rights]
         assert self.usage["completion_tokens"] == sum(counts), (self.usage, counts)
         if self.ask.logprobs:
             assert [len(each) for each in self.logprobs] == counts, (self.logprobs, counts)

@@ -1,20 +1,25 @@
 """This file is what clients of a simulated world send: the same ask, as a call or in a dialect.
 
-It does not know what comes back. Each function is one of its ask alone.
+It does not know what comes back. Each function is one of its ask alone; to what a chat that calls
+tools is held, the gateway's own reader of bodies says.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import msgspec
 
 from actors.gateway.call import Call, Prompt
 from actors.gateway.pattern import read_pattern
-from bench.sim.scenario import Ask
+from actors.gateway.shape import Parsers, read_shape
+from bench.sim.scenario import CALLED, TOOLS, Ask
 from bench.sim.vectors import LABEL_IDS
+from messages.openai import ChatBody
 from messages.types import Grammar, Sampling, StopRules, pack
 
+CHATS = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 GENERATE = "/generate"
@@ -49,16 +54,45 @@ def call_of(ask: Ask) -> Call:
     )
 
 
-def completion_body(ask: Ask) -> bytes:
+def tool_fields(tools: str) -> dict[str, Any]:
+    """Of a body, by `Ask.tools`."""
+    chosen: Any = "required"
+    if tools == "named":
+        chosen = {"type": "function", "function": {"name": CALLED}}
+    return {"tools": list(TOOLS), "tool_choice": chosen, "parallel_tool_calls": tools != "single"}
+
+
+@functools.cache
+def grammar_of(tools: str) -> tuple[str, str]:
+    """What an answer is held to, as `Ask.grammar`."""
+    message = {"role": "user", "content": ""}
+    body = {"model": "tiny", "messages": [message], **tool_fields(tools)}
+    chat = msgspec.json.decode(msgspec.json.encode(body), type=ChatBody)
+    grammar = read_shape(chat, Parsers(), None, len(TOOLS)).grammar
+    assert grammar is not None
+    return grammar.kind, grammar.text
+
+
+def path_of(ask: Ask) -> str:
+    """Where `body_of` belongs."""
+    return CHATS if ask.tools else COMPLETIONS
+
+
+def body_of(ask: Ask) -> bytes:
+    """A completion, or a chat where tools are to be called."""
     body: dict[str, Any] = {
         "model": "tiny",
-        "prompt": ask.text or list(ask.prompt),
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
         "n": ask.choice_count,
         "ignore_eos": ask.ignore_eos,
         "stream": ask.reader != "http whole",
     }
+    if ask.tools:
+        body["messages"] = [{"role": "user", "content": ask.text}]
+        body |= tool_fields(ask.tools)
+    else:
+        body["prompt"] = ask.text or list(ask.prompt)
     if ask.reader != "http whole":
         body["stream_options"] = {"include_usage": True}
     if ask.stop:
@@ -66,12 +100,12 @@ def completion_body(ask: Ask) -> bytes:
     if ask.stop_pattern:
         body["stop_regex"] = ask.stop_pattern
     if ask.logprobs:
-        body["logprobs"] = 0
+        body["logprobs"] = True if ask.tools else 0
     if ask.stop_ids:
         body["stop_token_ids"] = list(ask.stop_ids)
     if ask.penalised:
         body["frequency_penalty"] = 0.5
-    if ask.grammar:
+    if ask.grammar and not ask.tools:  # else it is made of them
         kind, text = ask.grammar
         is_text = kind in ("regex", "ebnf")
         names = {"choice": "guided_choice", "json_schema": "guided_json"}

@@ -15,20 +15,22 @@ from actors.gateway.actor import Gateway
 from actors.gateway.errors import Refused
 from actors.gateway.stream import Stream
 from actors.runtime.life import Life
-from bench.sim.answers import Answer, Got, Story, assert_native, vector_for
+from bench.sim.answers import Got, Story, assert_native, vector_for
 from bench.sim.bodies import (
-    COMPLETIONS,
     EMBEDDINGS,
     GENERATE,
     RESPONSES,
     background_body,
+    body_of,
     call_of,
-    completion_body,
     embedding_body,
     native_body,
+    path_of,
 )
+from bench.sim.calling import answer_of
 from bench.sim.scenario import Ask
 from bench.sim.site import Exchange, Lost
+from bench.sim.text import END
 from messages.types import Problem, unpack_floats
 
 CLOCK_S = 1e-5  # what a Unix time in a float may be wrong by
@@ -62,7 +64,7 @@ class Client:
         self.begin_s = self.came_s = 0.0
         # Of one that comes back:
         self.visits = 0
-        self.answer = Answer(self)
+        self.answer = answer_of(self)
         self.was_at: Life | None = None
         self.life: Life  # whose connection it last had
 
@@ -163,8 +165,8 @@ class Client:
         name = f"{ask.name}-{self.tries}"
         exchange = Exchange(
             "POST",
-            COMPLETIONS,
-            completion_body(ask),
+            path_of(ask),
+            body_of(ask),
             {"x-request-id": name},
             pause_s=ask.pause_s if ask.reader == "http slow" else 0.0,
             leaves_after=ask.after if ask.reader == "http leaves" else None,
@@ -180,7 +182,7 @@ class Client:
         await site.serve(exchange)
         if exchange.has_left:
             return False
-        answer = Answer(self)
+        answer = answer_of(self)
         if ask.reader == "http whole":
             answer.take_whole(exchange)
         else:
@@ -188,6 +190,7 @@ class Client:
         if exchange.is_cut or not answer.is_over:
             raise Lost
         answer.assert_whole()
+        self.count_calls()
         return True
 
     async def by_returning(self, life: Life) -> bool:
@@ -204,8 +207,8 @@ class Client:
             by_get = is_back and visit % 3 == 1
             exchange = Exchange(
                 "GET" if by_get else "POST",
-                f"/v1/streams/{answer.last_id.partition('.')[0]}" if by_get else COMPLETIONS,
-                b"" if by_get else completion_body(ask),
+                f"/v1/streams/{answer.last_id.partition('.')[0]}" if by_get else path_of(ask),
+                b"" if by_get else body_of(ask),
                 headers,
                 leaves_after=1 + ask.after % 5 if leaves else None,
             )
@@ -218,9 +221,10 @@ class Client:
                 answer.take(exchange)
             finally:
                 if not answer.last_id and not answer.is_over:  # nothing can be come back for
-                    self.answer = Answer(self)
+                    self.answer = answer_of(self)
             if answer.is_over:
                 answer.assert_whole()
+                self.count_calls()
                 return True
             if not exchange.has_left:
                 raise Lost
@@ -297,6 +301,10 @@ class Client:
             if found is None:
                 return False
             life = found
+
+    def count_calls(self) -> None:
+        is_called = bool(self.ask.tools) and self.rights[0].matched == END
+        self.world.seen["a tool was called"] += is_called
 
     def count_return(self, life: Life) -> None:
         world, before = self.world, self.was_at

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from actors.vocab.vocab import Vocab
-from bench.sim.scenario import Ask
+from bench.sim.bodies import grammar_of
+from bench.sim.scenario import TOOLS, Ask
 from bench.sim.shadow import CHOICE_STRIDE, ids_of, next_token
 from bench.sim.text import END, VOCAB_SIZE
 from kernels.batch import Constraint
@@ -98,12 +99,17 @@ class Oracle:
         return text, used < len(data)
 
     def with_prompt(self, ask: Ask) -> Ask:
-        """Gives it the ids of its text, as a completion's or as the only message of a chat."""
+        """Gives it the ids of its text, as a completion's or as the only message of a chat; and
+        what its tools hold it to."""
         if not ask.text:
             return ask
         text = ask.text
-        if ask.reader == "http background":
+        if ask.reader == "http background" or ask.tools:
             text = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        if ask.tools:
+            names = " ".join(tool["function"]["name"] for tool in TOOLS)
+            text = names + text
+            ask = ask._replace(grammar=grammar_of(ask.tools))
         return ask._replace(prompt=tuple(self.vocab.encode(text, add_special=False)))
 
     def with_stop(self, ask: Ask, pick: float) -> Ask:

@@ -16,8 +16,9 @@ from actors import tree
 from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.worker.watch import Watch
+from bench.sim.bodies import grammar_of
 from bench.sim.oracle import oracle_of
-from bench.sim.scenario import FRONTS, PLACES, Ask
+from bench.sim.scenario import FRONTS, PLACES, TOOL_WAYS, Ask
 from bench.sim.shadow import ShadowWorker, is_penalised
 from bench.sim.text import END
 from kernels.batch import Constraint
@@ -223,6 +224,8 @@ class ShadowRoom(Actor):
             seen["resumed with a stop pattern"] += ask is not None and bool(ask.stop_pattern)
             if row.grammar is not None:
                 seen[f"resumed with a grammar: {row.grammar.kind}"] += 1
+                is_call = (row.grammar.kind, row.grammar.text) in map(grammar_of, TOOL_WAYS)
+                seen["resumed within a call of a tool"] += is_call
 
 
 def build(

@@ -85,6 +85,22 @@ WORDS = ("one", "small", "letter", "naïve", "→", "house", "in", "the", "sound
 IMPOSSIBLE = ("regex", "[z&&a]x(")
 
 
+# What chats may call, and the one that some of them name.
+CALLED = "book"
+TOOL_WAYS = ("required", "single", "named")
+TOOLS = (
+    {"type": "function", "function": {"name": "look", "parameters": {
+        "type": "object",
+        "properties": {"at": {"enum": ["the house", "the letter"]}, "for": {"type": "integer"}},
+        "required": ["at"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": CALLED, "parameters": {
+        "type": "object",
+        "properties": {"days": {"type": "array", "items": {"type": "integer"}, "minItems": 2},
+                       "is_small": {"type": "boolean"}},
+        "required": ["days", "is_small"], "additionalProperties": False}}},
+)  # fmt: skip
+
+
 class Shape(NamedTuple):
     """The deployment."""
 
@@ -141,6 +157,7 @@ class Ask(NamedTuple):
     stop_pattern: str = ""  # all its matches are of one length
     wants: str = ""  # instead of text: "vector" or "scores"
     text: str = ""  # what `prompt` is made from, where it is given as text
+    tools: str = ""  # one of `TOOL_WAYS`, for a chat that must call
 
     def tokens(self, choice: int) -> list[int]:
         """What it gets: a plain function of what it asks."""

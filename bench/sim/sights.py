@@ -45,6 +45,8 @@ SOMETIMES = (
     "resumed with a grammar: json_schema",
     "resumed with a grammar: ebnf",
     "resumed with a grammar: structural_tag",
+    "resumed within a call of a tool",
+    "a tool was called",
     "resumed with penalties",
     "resumed with log probabilities",
     "resumed with a stop string",

@@ -16,6 +16,8 @@ VOCAB_SIZE = 512
 END = 2  # the token that ends an answer
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool['function']['name'] }}"
+    "{% if not loop.last %} {% endif %}{% endfor %}{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

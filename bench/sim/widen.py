@@ -11,7 +11,17 @@ import random
 from collections.abc import Callable
 
 from actors.runtime.clock import rng_for
-from bench.sim.scenario import FRONTS, GRAMMARS, LONG_GRAMMARS, Ask, Leap, Menu, Scenario
+from bench.sim.scenario import (
+    FRONTS,
+    GRAMMARS,
+    LONG_GRAMMARS,
+    TOOL_WAYS,
+    WORDS,
+    Ask,
+    Leap,
+    Menu,
+    Scenario,
+)
 
 LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
 LEAP_MAX_S = 10 * 3600.0  # off what it was, together: less than what is kept for a day
@@ -29,6 +39,7 @@ def widen(scenario: Scenario) -> Scenario:
         ("returns", more_returns, 0.35),
         ("log probabilities", more_logprobs, 0.35),
         ("native", some_native, 0.3),
+        ("tools", some_tools, 0.35),
     ):
         rng = rng_for(scenario.seed, name)
         if rng.random() < share:
@@ -123,6 +134,22 @@ def some_native(ask: Ask, rng: random.Random) -> Ask:
     if is_one and rng.random() < 0.5:
         return ask._replace(reader="http native", choice_count=1)
     return ask
+
+
+def some_tools(ask: Ask, rng: random.Random) -> Ask:
+    readers = ("http", "http whole", "http returns", "http slow")
+    if ask.reader not in (*readers, "plain") or ask.namespace or rng.random() < 0.6:
+        return ask
+    return ask._replace(
+        tools=rng.choice(TOOL_WAYS),
+        text=" ".join(rng.choices(WORDS, k=rng.randint(1, 6))),
+        reader=rng.choice(readers),
+        max_tokens=rng.choice((30, 100, 120)),
+        ignore_eos=False,
+        stop_ids=(),
+        grammar=(),
+        meets="",
+    )
 
 
 def draw_leaps(rng: random.Random, duration_s: float) -> tuple[Leap, ...]:

@@ -134,7 +134,8 @@ class World:
         self.deaths: list[tuple[float, str, Reason]] = []
         self.heard_s: dict[str, float] = {}  # when the root last heard of a node
         self.silent_since: dict[tuple[float, str], float] = {}  # of a death: when, and of whom
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] = []  # of the play, then of the drain
+        self.earlier: list[Outcome] = []  # of the play, where there was a drain
         self.seeing_off: dict[asyncio.Task[None], None] = {}
         self.gave_up: Reason | None = None
         self.is_draining = self.is_closed = False
@@ -444,7 +445,7 @@ class World:
         _, late = await asyncio.wait(clients, timeout=60.0)
         assert not late, f"{[task.get_name() for task in late]} have no end after the server's"
         await asyncio.gather(*self.seeing_off)
-        self.outcomes = [task.result() for task in clients]
+        self.earlier, self.outcomes = self.outcomes, [task.result() for task in clients]
         for outcome in self.outcomes:
             problem = outcome.problem
             if outcome.begin_s > begin_s + HEARD_S:
@@ -495,9 +496,10 @@ class World:
             node.transport.check()
 
     def result(self, loop: SimLoop) -> Result:
+        outcomes = self.earlier + self.outcomes
         refused = Counter(
             outcome.problem.code or outcome.problem.fault.value
-            for outcome in self.outcomes
+            for outcome in outcomes
             if outcome.problem is not None
         )
         fired = self.injector.fired + self.house.fired + self.wire.fired
@@ -511,8 +513,8 @@ class World:
             seed=self.scenario.seed,
             simulated_s=loop.time(),
             step_count=loop.step_count,
-            request_count=sum(outcome.tries for outcome in self.outcomes),
-            whole_count=sum(outcome.is_whole for outcome in self.outcomes),
+            request_count=sum(outcome.tries for outcome in outcomes),
+            whole_count=sum(outcome.is_whole for outcome in outcomes),
             refused=refused,
             fired=fired,
             seen=seen,

@@ -20,7 +20,7 @@ from actors.gateway.actor import Gateway
 from bench.sim.draws import Age, draw
 from bench.sim.judge import NEWS_S, news_since
 from bench.sim.oracle import oracle_of
-from bench.sim.scenario import GRAMMARS, Leap, Menu
+from bench.sim.scenario import GRAMMARS, Ask, Leap, Menu
 from bench.sim.shadow import ShadowWorker
 from bench.sim.sights import COUNTED, FAULTS, SOMETIMES
 from bench.sim.text import VOCAB_SIZE, make_tokenizer
@@ -137,15 +137,15 @@ def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
 
 
 def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) -> None:
-    drawn = draw(9, 60.0)
-    asks = tuple(
-        ask._replace(reader="http native", choice_count=1)
-        if ask.reader in ("plain", "http")
-        and not ask.namespace
-        and fits(ask.grammar, "http native")
-        else ask
-        for ask in drawn.asks
-    )
+    drawn = draw(9, 60.0, age=Age.RICH)
+
+    def native(ask: Ask) -> Ask:
+        is_one = ask.reader in ("plain", "http") and not ask.namespace
+        if not is_one or not fits(ask.grammar, "http native"):
+            return ask
+        return ask._replace(reader="http native", choice_count=1)
+
+    asks = tuple(map(native, drawn.asks))
     assert sum(ask.reader == "http native" for ask in asks) > 3
     leaps = tuple(Leap(nth / 8, 3600.0 * (-1) ** nth) for nth in range(480))
     still, leapt = (run_world(drawn._replace(asks=asks, leaps=each), model) for each in ((), leaps))
