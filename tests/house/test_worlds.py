@@ -137,7 +137,7 @@ def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
 
 
 def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) -> None:
-    drawn = draw(9, 60.0, age=Age.RICH)
+    drawn = draw(28, 60.0, age=Age.RICH)
 
     def native(ask: Ask) -> Ask:
         is_one = ask.reader in ("plain", "http") and not ask.namespace
