@@ -299,6 +299,18 @@ MUTANTS = (
         "            if index > 0:\n",
     ),
     Mutant(
+        "batches: one that had begun does not go on in the next life",
+        "actors/gateway/batches/store.py",
+        'RUNNABLE = ("validating", "in_progress", "finalizing", "cancelling")',
+        'RUNNABLE = ("validating", "finalizing", "cancelling")',
+    ),
+    Mutant(
+        "batches: a line that finds no room has failed",
+        "actors/gateway/doors/batch_runner.py",
+        "    return problem.fault in (Fault.OVERLOADED, Fault.UNAVAILABLE)\n",
+        "    return False\n",
+    ),
+    Mutant(
         "gateway: how long an answer took is told by the wall clock",
         "actors/gateway/doors/generate.py",
         "created_s, now_s)",

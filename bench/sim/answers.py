@@ -121,7 +121,9 @@ class Answer:
             return
         if not exchange.is_complete:
             return
-        body = exchange.json()
+        self.take_body(exchange.json())
+
+    def take_body(self, body: dict[str, Any]) -> None:
         self.finishes = [choice["finish_reason"] for choice in body["choices"]]
         for index, choice in enumerate(body["choices"]):
             self.take_choice(index, choice)

@@ -80,20 +80,21 @@ def path_of(ask: Ask) -> str:
 
 def body_of(ask: Ask) -> bytes:
     """A completion, or a chat where tools are to be called."""
+    is_whole = ask.reader in ("http whole", "http line")
     body: dict[str, Any] = {
         "model": "tiny",
         "max_tokens": ask.max_tokens,
         "seed": ask.seed,
         "n": ask.choice_count,
         "ignore_eos": ask.ignore_eos,
-        "stream": ask.reader != "http whole",
+        "stream": not is_whole,
     }
     if ask.tools:
         body["messages"] = [{"role": "user", "content": ask.text}]
         body |= tool_fields(ask.tools)
     else:
         body["prompt"] = ask.text or list(ask.prompt)
-    if ask.reader != "http whole":
+    if not is_whole:
         body["stream_options"] = {"include_usage": True}
     if ask.stop:
         body["stop"] = [ask.stop]

@@ -16,6 +16,7 @@ from actors.gateway.errors import Refused
 from actors.gateway.stream import Stream
 from actors.runtime.life import Life
 from bench.sim.answers import Got, Story, assert_native, vector_for
+from bench.sim.batching import Batch
 from bench.sim.bodies import (
     EMBEDDINGS,
     GENERATE,
@@ -33,6 +34,7 @@ from bench.sim.site import Exchange, Lost
 from bench.sim.text import END
 from messages.types import Problem, unpack_floats
 
+ASKED_BY_LINE = 20  # a line of a batch that finds no place is tried again and again
 CLOCK_S = 1e-5  # what a Unix time in a float may be wrong by
 
 
@@ -113,6 +115,8 @@ class Client:
                 return self.by_background
             case "http native":
                 return self.by_native
+            case "http batch":
+                return self.by_batch
         return self.by_embedding if self.ask.wants else self.by_http
 
     # As the Engine
@@ -262,6 +266,12 @@ class Client:
         took_s = found["meta_info"]["e2e_latency"]
         assert 0.0 <= took_s <= loop.time() - begin_s + CLOCK_S, f"it is said to take {took_s:g} s"
         return True
+
+    async def by_batch(self, life: Life) -> bool:
+        batch = Batch(self)
+        is_judged = await batch.run()
+        self.visits += batch.visits + ASKED_BY_LINE * len(batch.lines)
+        return is_judged
 
     async def by_background(self, life: Life) -> bool:
         """The answer is made whether or not somebody reads; a reader that comes back gets the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,8 @@ from actors.runtime.clock import rng_for
 from actors.runtime.mailbox import Full
 from actors.runtime.simloop import SimLoop
 from actors.tokenizer.actor import Tokenizer
-from bench.sim.scenario import CONTEXT_LEN, Leap, Shape
+from bench.sim.rooms import Pace
+from bench.sim.scenario import CONTEXT_LEN, Leap, Scenario, Shape
 from messages.config import (
     CacheConfig,
     Config,
@@ -42,7 +44,8 @@ WORK_S = (
 )
 
 
-def config_of(shape: Shape, model: Path) -> Config:
+def config_of(scenario: Scenario, model: Path) -> Config:
+    shape = scenario.shape
     return Config(
         model=ModelConfig(path=str(model), name="tiny", context_len=CONTEXT_LEN),
         gateway=GatewayConfig(
@@ -51,6 +54,7 @@ def config_of(shape: Shape, model: Path) -> Config:
             recover_s=RECOVER_S,
             resume_s=shape.resume_s,
             resume_streams_max=shape.resume_streams_max,
+            batch_dir=str(batch_dir(model, scenario.seed)) if shape.batches else "",
         ),
         tokenizer=TokenizerConfig(),
         scheduler=SchedulerConfig(
@@ -67,6 +71,28 @@ def config_of(shape: Shape, model: Path) -> Config:
         ),
         runtime=RuntimeConfig(placement="inline"),
     )
+
+
+def batch_dir(model: Path, seed: int) -> Path:
+    """Where a world's files are: below what its journal does not tell apart."""
+    return model / f"batches-{seed}"
+
+
+@contextlib.contextmanager
+def files_for(scenario: Scenario, model: Path, pace: Pace) -> Iterator[None]:
+    """An empty folder for files and batches, and none left open or lying about."""
+    if not scenario.shape.batches:
+        yield
+        return
+    folder = batch_dir(model, scenario.seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield
+    finally:
+        for site in pace.sites:
+            if site.app.batches.store is not None:
+                site.app.batches.store.close()
+        shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -87,17 +113,21 @@ def small_mailboxes(shape: Shape) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def threads_take_time(loop: SimLoop, mean_s: float) -> Iterator[None]:
-    """What a room gives to a thread is done later, while messages go on to arrive."""
+def threads_take_time(loop: SimLoop, mean_s: float, is_gone: Callable[[], bool]) -> Iterator[None]:
+    """What a room gives to a thread is done later, while messages go on to arrive; and not at all
+    where its process was killed before."""
     rng = rng_for(loop.seed, "threads")
     run_inline = live._run_inline
 
+    def run(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        if not is_gone():
+            run_inline(work, done)
+
     def run_later(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        loop.call_later(min(rng.expovariate(1.0 / mean_s), WORK_S), run_inline, work, done)
+        loop.call_later(min(rng.expovariate(1.0 / mean_s), WORK_S), run, work, done)
 
     try:
-        if mean_s:
-            live._run_inline = run_later
+        live._run_inline = run_later if mean_s else run
         yield
     finally:
         live._run_inline = run_inline

@@ -230,6 +230,10 @@ class House:
         ]
         return tasks + timers
 
+    def is_killed(self) -> bool:
+        """Whether what runs just now is of a process that was killed."""
+        return _life.get() in self._killed
+
     # What befalls processes
 
     def alive(self) -> list[str]:

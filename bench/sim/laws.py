@@ -137,14 +137,19 @@ def held_by(path: str, actor: Any) -> dict[str, int]:
     """What a room holds for requests."""
     if isinstance(actor, Gateway):
         site = actor.site
-        kept = exchanges = made = written = 0
+        kept = exchanges = made = written = batches = 0
         if isinstance(site, SimSite):
             site.app.resumes.check()
             kept, exchanges = len(site.app.resumes.kept), len(site.open)
+            runner = site.app.batches.runner
+            if runner is not None and site.app.batches.store is not None:
+                runner.store.check()
+                batches = runner.store.open_count()
             made, written = len(site.app.responses.tasks), len(site.app.responses.tapes.changed)
         return {
             "streams kept": kept,
             "exchanges": exchanges,
+            "batches open": batches,
             "responses being made": made,
             "tapes being written": written,
             "calls": len(actor.calls.open),

@@ -6,6 +6,7 @@ device that the world draws, and can be changed while it runs, as heat or a neig
 
 from __future__ import annotations
 
+import contextvars
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
@@ -13,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from actors import tree
+from actors.gateway.actor import Gateway
 from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.worker.watch import Watch
@@ -20,6 +22,7 @@ from bench.sim.bodies import grammar_of
 from bench.sim.oracle import oracle_of
 from bench.sim.scenario import FRONTS, PLACES, TOOL_WAYS, Ask
 from bench.sim.shadow import ShadowWorker, is_penalised
+from bench.sim.site import SimSite
 from bench.sim.text import END
 from kernels.batch import Constraint
 from kernels.constrain import BadGrammar
@@ -38,6 +41,7 @@ from messages.config import (
 from messages.types import unpack
 
 FACTORY = "bench.sim.rooms:ShadowRoom"
+GATEWAY_FACTORY = "bench.sim.rooms:SimGateway"
 
 
 class Device(Section, frozen=True):
@@ -63,6 +67,7 @@ class Pace:
         self.asks = dict(asks or {})  # by name
         self.seen: Counter[str] = Counter()
         self.named: set[str] = set()  # requests that some worker has had
+        self.sites: list[SimSite] = []  # all that have had files, of whatever life
 
 
 paces: dict[int, Pace] = {}  # by the system's seed: an actor finds its world's by what it knows
@@ -228,6 +233,18 @@ class ShadowRoom(Actor):
                 seen["resumed within a call of a tool"] += is_call
 
 
+class SimGateway(Gateway):
+    """A gateway whose door is there from its start, with files and batches behind it."""
+
+    async def on_start(self) -> bytes:
+        note = await super().on_start()
+        site = SimSite(self, contextvars.copy_context())
+        self.site = site  # type: ignore[assignment]
+        paces[self.context._node.seed].sites.append(site)  # type: ignore[attr-defined]
+        await site.app.batches.open()
+        return note
+
+
 def build(
     config: Config, device: Device, placement: str, restarts_max: int
 ) -> tuple[spec.Supervisor, tuple[spec.Node, ...]]:
@@ -259,6 +276,8 @@ def build(
                 }
             if child.name == "gateway":
                 changes |= {"arguments": {**child.arguments, "gateway": config.gateway}}
+                if config.gateway.batch_dir:
+                    changes |= {"factory": GATEWAY_FACTORY}
             children.append(msgspec.structs.replace(child, **changes))
         return msgspec.structs.replace(branch, children=tuple(children), restarts_max=restarts_max)
 

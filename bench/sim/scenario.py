@@ -128,6 +128,7 @@ class Shape(NamedTuple):
     encode_s: float = 0.0  # mean of what any work in a thread takes, a prompt's encoding for one
     resume_s: float = 10.0  # how long a stream is kept for a client that was cut
     resume_streams_max: int = 128
+    batches: bool = False  # gateways keep files, and run batches
 
 
 class Ask(NamedTuple):
@@ -145,7 +146,7 @@ class Ask(NamedTuple):
     choice_count: int
     namespace: str
     # plain | slow | stuck | leaves | hasty | http [leaves | slow | whole | returns | hasty |
-    # background | native]
+    # background | native | batch]
     reader: str
     after: int  # tokens until it is stuck or leaves
     pause_s: float  # of a slow one, between reads; of a hasty one, until it leaves
@@ -157,6 +158,7 @@ class Ask(NamedTuple):
     stop_pattern: str = ""  # all its matches are of one length
     wants: str = ""  # instead of text: "vector" or "scores"
     text: str = ""  # what `prompt` is made from, where it is given as text
+    lines: tuple[Ask, ...] = ()  # of a batch
     tools: str = ""  # one of `TOOL_WAYS`, for a chat that must call
 
     def tokens(self, choice: int) -> list[int]:

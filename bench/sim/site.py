@@ -177,12 +177,14 @@ class SimSite:
 
     async def close(self) -> None:
         self.is_closed = True
+        await self.app.batches.close()
         if self.open:
             await asyncio.wait(list(self.open.values()), timeout=CLOSE_GRACE_S)
         self.cut()
 
     def cut(self) -> None:
         self.is_closed = True
+        self.app.batches.cut()
         self.app.resumes.close()
         for exchange in list(self.open):
             exchange.cut()

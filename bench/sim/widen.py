@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from actors.runtime.clock import rng_for
 from bench.sim.scenario import (
@@ -27,6 +28,12 @@ LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
 LEAP_MAX_S = 10 * 3600.0  # off what it was, together: less than what is kept for a day
 # Messages of steps, which come while there is work.
 WORKING = ("Step", "StepDone", "Tokens", "Deltas", "Acquired")
+# What an ask has that is more than its text.
+NOTHING: dict[str, Any] = {
+    "choice_count": 1, "stop_ids": (), "stop": "", "logprobs": False, "namespace": "",
+    "penalised": False, "grammar": (), "is_impossible": False, "meets": "", "stop_pattern": "",
+    "wants": "", "text": "", "tools": "",
+}  # fmt: skip
 Change = Callable[[Ask, random.Random], Ask]
 
 
@@ -47,6 +54,10 @@ def widen(scenario: Scenario) -> Scenario:
             if name == "returns":
                 placement = rng.choice((scenario.shape.placement, *FRONTS))
                 scenario = scenario._replace(shape=scenario.shape._replace(placement=placement))
+    rng = rng_for(scenario.seed, "batches")
+    if rng.random() < 0.25 and scenario.asks:
+        shape = scenario.shape._replace(batches=True)
+        scenario = scenario._replace(shape=shape, asks=scenario.asks + draw_batches(scenario, rng))
     rng = rng_for(scenario.seed, "strikes")
     if rng.random() < 0.5:
         scenario = scenario._replace(menu=struck(scenario.menu, rng))
@@ -150,6 +161,40 @@ def some_tools(ask: Ask, rng: random.Random) -> Ask:
         grammar=(),
         meets="",
     )
+
+
+def draw_batches(scenario: Scenario, rng: random.Random) -> tuple[Ask, ...]:
+    """Of what others ask as well; all lines of one go to one path."""
+    usable = [
+        ask._replace(reader="http line", namespace="", front=0)
+        for ask in scenario.asks
+        if not ask.is_impossible and not ask.wants and ask.prompt[0] != scenario.poison
+        and ask.reader != "http background" and fits(ask.grammar, "http")
+    ]  # fmt: skip
+    batches = []
+    for number in range(rng.randint(1, 3)):
+        wants_tools = rng.random() < 0.5
+        pool = [ask for ask in usable if bool(ask.tools) == wants_tools] or usable
+        if not pool:
+            break
+        is_chat = bool(pool[0].tools)
+        pool = [ask for ask in pool if bool(ask.tools) == is_chat]
+        lines = rng.choices(pool, k=rng.randint(1, 8))
+        first = scenario.asks[0]
+        batches.append(
+            first._replace(
+                name=f"b{number}",
+                at_s=rng.uniform(0.0, 0.6 * scenario.duration_s),
+                prompt=(3,),
+                max_tokens=1,
+                reader="http batch",
+                after=rng.randint(0, 12),
+                front=rng.randrange(6),
+                lines=tuple(line._replace(name=f"b{number}n{i}") for i, line in enumerate(lines)),
+                **NOTHING,
+            )
+        )
+    return tuple(batches)
 
 
 def draw_leaps(rng: random.Random, duration_s: float) -> tuple[Leap, ...]:

@@ -29,6 +29,7 @@ from bench.sim import laws, rooms
 from bench.sim.clients import Client, Outcome
 from bench.sim.deploy import (
     config_of,
+    files_for,
     nothing_from_outside,
     pieces_are_seen,
     small_mailboxes,
@@ -101,7 +102,8 @@ def run_world(scenario: Scenario, model: Path) -> Result:
             nothing_from_outside(loop, scenario.leaps),
             pieces_are_seen(world.seen),
             small_mailboxes(scenario.shape),
-            threads_take_time(loop, scenario.shape.encode_s),
+            threads_take_time(loop, scenario.shape.encode_s, world.is_killed),
+            files_for(scenario, model, world.pace),
             asyncio.Runner(loop_factory=lambda: loop) as runner,
         ):
             runner.run(world.play(loop))
@@ -145,6 +147,9 @@ class World:
 
     def settled(self, ask: Ask, index: int) -> Ask:
         """With what depends on the vocabulary."""
+        if ask.lines:
+            lines = (self.settled(line, index + nth) for nth, line in enumerate(ask.lines))
+            return ask._replace(lines=tuple(lines))
         ask = self.oracle.with_prompt(ask)
         is_met = bool(ask.meets) or index % 7 == 3
         if not is_met or ask.is_impossible or ask.wants:
@@ -196,6 +201,9 @@ class World:
         self.check_count += 1
         with self.judged():
             laws.check_always(self.system, self.nodes())
+
+    def is_killed(self) -> bool:
+        return self.house.is_killed()
 
     def hold(self, is_so: bool, what: str) -> None:
         if not is_so:
@@ -315,7 +323,7 @@ class World:
             compile_s=shape.compile_s,
         )
         root, nodes = rooms.build(
-            config_of(shape, self.model), device, shape.placement, shape.restarts_max
+            config_of(scenario, self.model), device, shape.placement, shape.restarts_max
         )
         self.system = system = System(
             root,

@@ -1,0 +1,177 @@
+"""This file is the client of a batch in a simulated world: it uploads, asks, looks, and judges.
+
+It does not know faults. A gateway that dies is asked again, or another one: what it has been told
+is kept on the disk. Laws: a batch that was taken ends, whatever dies meanwhile; each line has one
+result, the right one or a failure that somebody's death explains; none expires within a day,
+whatever is done to the wall clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actors.gateway.errors import Refused
+from bench.sim.bodies import body_of, path_of
+from bench.sim.calling import answer_of
+from bench.sim.scenario import Ask
+from bench.sim.site import Exchange
+
+FILES, BATCHES = "/v1/files", "/v1/batches"
+BOUNDARY = "lines"
+LOOK_S = 3.0
+RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
+# A line may end so, where something has died under it.
+LOSSES = ("interrupted", "repeatedly_interrupted", "grammar_timeout")
+
+
+class Line(NamedTuple):
+    """One of its requests, as `answer_of` takes a client."""
+
+    ask: Ask
+    rights: list[Any]
+
+
+class Ended(Exception):
+    """There is nobody any more to ask."""
+
+
+class Batch:
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.ask: Ask = client.ask
+        self.world = client.world
+        oracle = self.world.oracle
+        self.lines = [
+            Line(ask, [oracle.right(ask, choice) for choice in range(ask.choice_count)])
+            for ask in self.ask.lines
+        ]
+        self.visits = 0
+
+    async def run(self) -> bool:
+        """Whether it was judged: False where there was nobody to ask."""
+        try:
+            file_id = (await self.door("POST", FILES, form(self.input()), FORM))["id"]
+            began_s = self.world.loop.time()
+            body = {
+                "input_file_id": file_id,
+                "endpoint": path_of(self.ask.lines[0]),
+                "completion_window": "24h",
+            }
+            batch = await self.door("POST", BATCHES, msgspec.json.encode(body))
+            batch, is_cancelled = await self.wait(batch["id"])
+            self.assert_end(batch, is_cancelled)
+            results = await self.results(batch)
+        except Ended:
+            return False
+        self.judge(batch, results, began_s)
+        seen = self.world.seen
+        seen["a batch came to its end"] += not is_cancelled
+        seen["a batch was cancelled"] += batch["status"] == "cancelled"
+        if any(at_s > began_s and "gateway" in path for at_s, path, _ in self.world.deaths):
+            seen["a batch went on after a gateway died"] += not is_cancelled
+        return True
+
+    def input(self) -> bytes:
+        rows = [
+            {"custom_id": ask.name, "method": "POST", "url": path_of(ask),
+             "body": msgspec.Raw(body_of(ask))}
+            for ask in self.ask.lines
+        ]  # fmt: skip
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+    async def wait(self, batch_id: str) -> tuple[dict[str, Any], bool]:
+        """Until it has ended; some are cancelled meanwhile."""
+        looks = 0
+        is_cancelled = False
+        path = f"{BATCHES}/{batch_id}"
+        while True:
+            await asyncio.sleep(LOOK_S)
+            batch = await self.door("GET", path)
+            if batch["status"] not in RUNNING:
+                return batch, is_cancelled
+            looks += 1
+            if self.ask.after % 4 == 3 and looks == 1 + self.ask.after // 4:
+                try:
+                    await self.door("POST", f"{path}/cancel")
+                except Refused as refused:  # it has ended just now
+                    assert "cannot be cancelled" in refused.problem.message, refused.problem
+                is_cancelled = True
+
+    async def results(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
+        found = []
+        for name in ("output_file_id", "error_file_id"):
+            if batch[name] is not None:
+                content = await self.content(f"{FILES}/{batch[name]}/content")
+                found += [msgspec.json.decode(row) for row in content.splitlines()]
+        return found
+
+    # Laws
+
+    def assert_end(self, batch: dict[str, Any], is_cancelled: bool) -> None:
+        ends = ("completed", "cancelled") if is_cancelled else ("completed",)
+        assert batch["status"] in ends, batch
+        counts = batch["request_counts"]
+        done = counts["completed"] + counts["failed"]
+        is_all = batch["status"] == "completed"
+        assert counts["total"] == len(self.lines) or not is_all, batch
+        assert done == counts["total"] if is_all else done <= counts["total"], batch
+
+    def judge(self, batch: dict[str, Any], results: list[dict[str, Any]], began_s: float) -> None:
+        counts = batch["request_counts"]
+        names = [row["custom_id"] for row in results]
+        assert len(set(names)) == len(names), f"a line has two results: {names}"
+        assert len(names) == counts["completed"] + counts["failed"], (names, counts)
+        by_name = {line.ask.name: line for line in self.lines}
+        for row in results:
+            line, response = by_name[row["custom_id"]], row["response"]
+            if response["status_code"] == 200:
+                answer = answer_of(line)
+                answer.take_body(response["body"])
+                answer.assert_whole()
+                continue
+            error = response["body"]["error"]
+            is_lost = error["code"] in LOSSES and self.world.judge.deaths(
+                began_s - LOOK_S, self.world.loop.time()
+            )
+            assert is_lost, f"{line.ask.name} of a batch: {error}"
+
+    # Doors
+
+    async def door(
+        self, method: str, path: str, body: bytes = b"", media: str = "application/json"
+    ) -> dict[str, Any]:
+        """What some gateway answers. Raises Refused, Ended."""
+        found: dict[str, Any] = msgspec.json.decode(await self.content(path, method, body, media))
+        return found
+
+    async def content(
+        self, path: str, method: str = "GET", body: bytes = b"", media: str = "application/json"
+    ) -> bytes:
+        while True:
+            self.visits += 1
+            life = await self.world.gateway(self.ask.front + self.visits)
+            if life is None:
+                raise Ended
+            exchange = Exchange(method, path, body, {"content-type": media})
+            await self.world.site(life).serve(exchange)
+            if exchange.is_complete and exchange.status == 200:
+                return exchange.body
+            if exchange.is_complete and exchange.status != 503:
+                raise Refused(exchange.problem())
+            await asyncio.sleep(1.0)
+
+
+FORM = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+def form(lines: bytes) -> bytes:
+    parts = (("purpose", b"batch"), ('file"; filename="lines.jsonl', lines))
+    body = b"".join(
+        f'--{BOUNDARY}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n'.encode()
+        + content + b"\r\n"
+        for name, content in parts
+    )  # fmt: skip
+    return body + f"--{BOUNDARY}--\r\n".encode()
