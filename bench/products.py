@@ -1,4 +1,5 @@
-"""This file times the library's products of many rows by the weights of both shapes.
+"""This file times the library's products of many rows by the weights of both shapes, in the way
+that it takes by itself and in each that it offers.
 
 A laboratory tool. Each is timed in a captured graph that walks over more weights than the cache
 holds; `floor` is the larger of its bytes over the measured copy and its FLOP over the measured
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,11 +20,17 @@ from torch import Tensor
 from bench.gemv import CASES, Case
 from bench.gpu import measure_ceilings
 from bench.report import Report, median
+from kernels.ops.cublaslt import CublasLt, Product
 
 ABOUT = """\
   python -m app bench products
   python -m app bench products --rows 64 128 192 256 --only 8b
 """
+
+
+@cache
+def library() -> CublasLt:
+    return CublasLt(torch.device("cuda"))
 
 
 class Bench:
@@ -39,9 +47,21 @@ class Bench:
             return torch.mm(self.x, weight.t(), out_dtype=torch.float32)
         return torch.mm(self.x, weight.t())
 
-    def turned(self, weight: Tensor) -> Tensor:
-        """The weight's rows where the library expects the tokens'."""
-        return torch.mm(weight, self.x.t())
+    def ways(self, count: int) -> list[float]:
+        """Microseconds of each of the library's ways, in its own order."""
+        dtype = torch.float32 if self.wide else torch.bfloat16
+        out = torch.empty((self.rows, self.n), dtype=dtype, device="cuda")
+        product = Product(library(), self.rows, self.n, self.k, torch.bfloat16, dtype)
+        wanted = self.library(self.weights[0]).float()
+        times = []
+        for way in product.ways(count):
+            out.fill_(torch.nan)
+            product.run(self.weights[0], self.x, out, way)
+            assert float((out.float() - wanted).norm() / wanted.norm()) < 1e-2
+            times.append(
+                self.time_us(lambda weight, way=way: product.run(weight, self.x, out, way))
+            )
+        return times
 
     def time_us(self, call: Callable[[Tensor], Any]) -> float:
         """Of one launch, in a graph over all weights."""
@@ -78,6 +98,7 @@ def main(words: Sequence[str]) -> int:
         "--rows", type=int, nargs="+", default=[16, 32, 64, 96, 128, 160, 192, 224, 256]
     )
     parser.add_argument("--only", default="", help="shapes whose names begin so")
+    parser.add_argument("--ways", type=int, default=12, help="of the library, that are timed")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
     if not torch.cuda.is_available():
@@ -91,13 +112,18 @@ def main(words: Sequence[str]) -> int:
         for rows in found.rows:
             bench = Bench(case, rows)
             library_us, floor_us = bench.time_us(bench.library), bench.floor_us(ceilings)
+            ways = bench.ways(found.ways)
+            best_us = min(ways)
             report.add(
                 product=case.name,
                 rows=rows,
                 floor_us=floor_us,
                 library_us=library_us,
                 of_floor=floor_us / library_us,
-                turned_us=None if bench.wide else bench.time_us(bench.turned),
+                best_us=best_us,
+                best_of_floor=floor_us / best_us,
+                which=f"{ways.index(best_us) + 1} of {len(ways)}",
+                first_us=ways[0],
             )
     report.close()
     return 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -53,7 +54,7 @@ PACKED = 8  # rows of what the host fills, see `DecodeGraph.packed`
 def ladder(rows_max: int) -> list[int]:
     """Sizes up to `rows_max`: close together where a row more costs most."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
-    sizes += list(range(160, rows_max, 32))
+    sizes += list(range(144, rows_max, 16))
     return [*(size for size in sizes if size < rows_max), rows_max]
 
 
@@ -67,7 +68,8 @@ class Graph:
         self.graph = torch.cuda.CUDAGraph()
         with torch.inference_mode():
             self.plan(owner)
-            self.compute(owner)  # what is made at the first use is made now
+            with owner.tuned():
+                self.compute(owner)  # what is made at the first use is made now
             self.is_host_bound = self.measure(owner)
             with torch.cuda.graph(self.graph, pool=owner.pool):
                 self.plan(owner)  # its scratch is of the graphs' memory as well
@@ -314,6 +316,11 @@ class Graphs:
         self.pool = torch.cuda.graph_pool_handle()
         self.bytes_max = bytes_max
         self.byte_count = 0
+
+    def tuned(self) -> AbstractContextManager[None]:
+        """While it lasts, products of new sizes are measured."""
+        tuning = getattr(self.model.ops, "tuning", None)
+        return nullcontext() if tuning is None else tuning.opened()
 
     @property
     def is_full(self) -> bool:

@@ -26,6 +26,18 @@ SPLIT_MIN_CROWDED = 2048  # where they fill the device by themselves: only the l
 SPLITS_MAX = 64
 PROGRAMS_WANTED = 132 * 8  # programs that fill the device
 SPLITS_WIDE = 4
+SPLIT_KEYS = 8192  # of the longest context, at most in a split
+# Of decode kernels over keys of 16 bits and heads up to 128, measured (bench/NOTES.md): up to how
+# many programs (rows times key heads), splits, keys below which a row is not split further, keys of
+# a product, stages.
+SPLITS = (
+    (32, 64, SPLIT_MIN, BLOCK, 2),
+    (64, 32, SPLIT_MIN, 128, 3),
+    (128, 32, 128, 128, 3),
+    (384, 16, 256, 128, 3),
+    (1056, 2, 1024, 128, 3),
+    (math.inf, 4, SPLIT_MIN_CROWDED, 128, 3),
+)
 SHARES_MAX = 16  # splits of keys that many rows share
 SHARED_TILE = 64  # query heads of one program over them
 PACKED_SCALE = 256.0  # what `packed.py` leaves to the scales
@@ -103,14 +115,18 @@ class TritonAttention:
         if self.batch.shared is not None and not any(self.shape.windows):
             tiles = -(-count // self.shared_rows())
             self.shares = min(max(PROGRAMS_WANTED // 4 // (tiles * heads.kv), 1), SHARES_MAX)
-        wanted = -(-PROGRAMS_WANTED // (count * heads.kv))
-        self.split_min = SPLIT_MIN if wanted > 1 else SPLIT_MIN_CROWDED
-        if self.narrow:  # measured, see bench/NOTES.md
-            self.block, self.stages = (128, 3) if count > 32 else (BLOCK, 2)
         # By the number of rows alone, so that no step meets a kernel that isn't compiled yet.
-        splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX)
-        self.splits = splits
-        slots = splits + self.shares
+        programs = count * heads.kv
+        if self.narrow:
+            found = next((each for each in SPLITS if programs <= each[0]), SPLITS[-1])
+            _, splits, self.split_min, self.block, self.stages = found
+            # Among many short rows a long one should not be what all wait for.
+            self.splits = min(max(splits, self.shape.context_len // SPLIT_KEYS), SPLITS_MAX)
+        else:
+            wanted = -(-PROGRAMS_WANTED // programs)
+            self.split_min = SPLIT_MIN if wanted > 1 else SPLIT_MIN_CROWDED
+            self.splits = min(max(wanted, SPLITS_WIDE), SPLITS_MAX)
+        slots = self.splits + self.shares
         like: dict[str, Any] = {"dtype": torch.float32, "device": self.shape.device}
         self.part = torch.empty((count, heads.query, slots, heads.dim), **like)
         self.part_lse = torch.empty((count, heads.query, slots), **like)

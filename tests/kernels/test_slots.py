@@ -88,6 +88,8 @@ class SlotsMachine(RuleBasedStateMachine):
     ) -> None:
         batch = self.slots.flatten(step)
         rows = [(slot, count) for slot, count in rows if not self.model[slot].failed]
+        if all(count == 1 for _, count in rows):  # the longest first
+            rows.sort(key=lambda row: -self.model[row[0]].computed)
         ids, positions, write, sampled, sampled_slots = [], [], [], [], []
         for slot, count in rows:
             own = self.model[slot]

@@ -38,6 +38,8 @@ def pieces(n: int, k: int) -> tuple[int, int]:
 class FixedOps(TritonOps):
     """See `Ops`."""
 
+    tunes = False
+
     def fuse(self, decoder: Any) -> None:
         return None
 

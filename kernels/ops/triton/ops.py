@@ -21,6 +21,7 @@ from kernels.ops.base import KV_DTYPES, Filters, Heads, OpsUnavailable
 from kernels.ops.draw import draw
 from kernels.ops.masks import bar
 from kernels.ops.triton import elementwise, gemv
+from kernels.ops.tuning import Tuning
 from kernels.quant.weight import DenseWeight, Weight
 
 DTYPES = {
@@ -49,12 +50,14 @@ class TritonOps:
     """See `Ops`."""
 
     asynchronous = True  # nothing waits for the device: `kernels.device` can run it
+    tunes = True  # the library's products of many rows, see `tuning.py`
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         cuda = device.type == "cuda"  # elsewhere Triton's interpreter runs it, for tests
         self.pdl = cuda and torch.cuda.get_device_capability(device) >= (9, 0)
         self.launch: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
+        self.tuning = Tuning(device) if cuda and self.tunes else None
 
     def supports(self, dtype: str, weight_format: str) -> bool:
         return dtype != "quantized"
@@ -84,7 +87,10 @@ class TritonOps:
     def prepare_linear(self, weight: Weight, bias: Tensor | None, dtype: str) -> TritonLinear:
         to = DTYPES[dtype]
         bias = None if bias is None else bias.to(self.device, to)
-        return TritonLinear(self.to_device(weight, to).contiguous(), bias)
+        prepared = TritonLinear(self.to_device(weight, to).contiguous(), bias)
+        if self.tuning is not None:
+            self.tuning.seen(prepared.weight)
+        return prepared
 
     def to_device(self, weight: Weight, to: torch.dtype) -> Tensor:
         data = weight.data if isinstance(weight, DenseWeight) else weight.dequantize()
@@ -94,6 +100,10 @@ class TritonOps:
         if x.shape[0] == 1:
             out = torch.empty((1, prepared.weight.shape[0]), dtype=x.dtype, device=x.device)
             return self.row(prepared, x, out)
+        if self.tuning is not None and prepared.bias is None:
+            tuned = self.tuning.run(prepared.weight, x, x.dtype)
+            if tuned is not None:
+                return tuned
         return functional.linear(x, prepared.weight, prepared.bias)
 
     def linear_float32(self, prepared: TritonLinear, x: Tensor) -> Tensor:
@@ -102,7 +112,10 @@ class TritonOps:
             out = torch.empty((1, weight.shape[0]), dtype=torch.float32, device=x.device)
             return self.row(prepared, x, out)
         if x.device.type == "cuda" and x.dtype != torch.float32 and prepared.bias is None:
-            return torch.mm(x, weight.t(), out_dtype=torch.float32)
+            tuned = None
+            if self.tuning is not None:
+                tuned = self.tuning.run(weight, x, torch.float32)
+            return torch.mm(x, weight.t(), out_dtype=torch.float32) if tuned is None else tuned
         return functional.linear(x, weight, prepared.bias).float()
 
     def row(

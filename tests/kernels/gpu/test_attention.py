@@ -204,6 +204,14 @@ def test_rows_that_fill_the_device_are_split_only_where_long(
     check(device, "triton", Case(mix, Heads(8, 2, 64), 16, torch.float32, 50), EXACT)
 
 
+@pytest.mark.parametrize("count", [3, 7, 13, 40, 90, 150])
+def test_rows_of_any_number_agree_however_they_are_split(device: torch.device, count: int) -> None:
+    """Each number of rows has its own splits, blocks and stages."""
+    lens = [1 + 37 * row % 190 for row in range(count - 3)]
+    mix = [(1, length) for length in (2100, *lens, 1025, 64)]
+    check(device, "triton", Case(mix, Heads(16, 8, 64), 16, torch.bfloat16), CLOSE)
+
+
 def test_the_reference_is_what_it_says(device: torch.device) -> None:
     """Torch's backend, which all else was measured against before."""
     case = Case(MIXES["mixed"], Heads(4, 2, 64), 16, torch.float32, 33, 2.0)
