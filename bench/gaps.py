@@ -45,6 +45,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--budget", type=int, default=8192)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--json", action="store_true")
     found = parser.parse_args(list(words))
