@@ -54,7 +54,7 @@ PACKED = 8  # rows of what the host fills, see `DecodeGraph.packed`
 def ladder(rows_max: int) -> list[int]:
     """Sizes up to `rows_max`: close together where a row more costs most."""
     sizes = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128]
-    sizes += list(range(144, rows_max, 16))
+    sizes += list(range(136, rows_max, 8))
     return [*(size for size in sizes if size < rows_max), rows_max]
 
 
