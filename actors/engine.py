@@ -26,6 +26,7 @@ from actors import run
 from actors.gateway import errors, openai
 from actors.gateway.actor import Gateway
 from actors.gateway.call import Row
+from actors.gateway.stream import Stream
 from actors.runtime.system import StartFailed, System
 from actors.settings import FLAGS, SettingsError, read_config
 from messages.config import Config, Paths
@@ -240,6 +241,12 @@ class Engine:
 
     async def astream(self, prompt: Prompt | None = None, **sampling: Any) -> AsyncIterator[Delta]:
         """The twin of `stream`."""
+        if asyncio.get_running_loop() is self._running():  # nothing has to be brought over
+            with self._opened(prompt, sampling) as stream:
+                while rows := await stream.read():
+                    for row in rows:
+                        yield delta_of(row)
+            return
         batches = self._batches(prompt, sampling)
         try:
             while batch := await self._bring(next_of(batches)):
@@ -282,6 +289,15 @@ class Engine:
     ) -> AsyncGenerator[list[Delta], None]:
         """What has come since the last time, never empty. Must be closed. `is_one`: the texts of
         several choices could not be told apart."""
+        with self._opened(prompt, sampling, is_one=is_one) as stream:
+            while rows := await stream.read():
+                yield [delta_of(row) for row in rows]
+
+    @contextlib.contextmanager
+    def _opened(
+        self, prompt: Prompt | None, sampling: dict[str, Any], *, is_one: bool = False
+    ) -> Iterator[Stream]:
+        """A call, which ends when its reader leaves. Raises Refusal, also for what comes later."""
         gateway = self._gateway()
         try:
             call = ask_of(gateway, prompt, sampling).call
@@ -290,8 +306,7 @@ class Engine:
                 raise Refusal(text, "n")
             stream = gateway.open(call)
             try:
-                while rows := await stream.read():
-                    yield [delta_of(row) for row in rows]
+                yield stream
             finally:
                 stream.close()
         except errors.Refused as refused:

@@ -10,7 +10,7 @@ request is cancelled as soon as nobody reads it, and known until its terminal me
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable
 
 import msgspec
@@ -128,6 +128,7 @@ class Calls:
 
     def take(self, deltas: Iterable[Delta]) -> None:
         now_s = self.context.now_s()
+        gaps: Counter[float] = Counter()  # what a step brings has mostly waited equally long
         for delta in deltas:
             verdict, record = self.ledger.take(delta, now_s)
             if record is None or verdict is Verdict.DROPPED:
@@ -135,7 +136,10 @@ class Calls:
             if verdict is Verdict.GAP:
                 self.lose(self.recovery.interrupt(record))
             else:
-                self._deliver(record, delta, now_s)
+                self._deliver(record, delta, now_s, gaps)
+        for gap_s, times in gaps.items():
+            name = "histrio_inter_token_seconds"
+            self.context.observe(name, gap_s, bounds=TOKEN_BOUNDS, times=times)
 
     def encoded(self, message: Encoded) -> None:
         record = self.ledger.encoded(message, self.context.now_s())
@@ -277,7 +281,7 @@ class Calls:
         encodes = run_encodes(stream.call, stream.call_id, self.context.address, stream.checked)
         self._add(open_call, encodes)
 
-    def _deliver(self, record: Record, delta: Delta, now_s: float) -> None:
+    def _deliver(self, record: Record, delta: Delta, now_s: float, gaps: Counter[float]) -> None:
         if record.stage is Stage.CANCELLED:
             self._count_abort(record)
             return
@@ -288,7 +292,7 @@ class Calls:
             self.lose([Lost(record, problem)])
             return
         if not delta.prompt_logprobs:
-            self._observe(record, delta, now_s)
+            self._observe(record, delta, now_s, gaps)
         open_call = self.open[record.call_id]
         stream = open_call.stream
         unread = stream.outbox.push(Row(record.choice, delta), now_s)
@@ -303,14 +307,13 @@ class Calls:
         if unread > self.config.stream_bytes_max:
             self._cut(stream, "the client is too slow for it")
 
-    def _observe(self, record: Record, delta: Delta, now_s: float) -> None:
+    def _observe(self, record: Record, delta: Delta, now_s: float, gaps: Counter[float]) -> None:
         context = self.context
         if record.last_s is None:
             waited_s = now_s - record.opened_s
             context.observe("histrio_ttft_seconds", waited_s, bounds=TTFT_BOUNDS)
         elif delta.token_count:
-            gap_s = (now_s - record.last_s) / delta.token_count
-            context.observe("histrio_inter_token_seconds", gap_s, bounds=TOKEN_BOUNDS)
+            gaps[(now_s - record.last_s) / delta.token_count] += 1
         record.last_s = now_s
         if delta.finish is not None:
             self._count(delta.finish.value)

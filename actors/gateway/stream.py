@@ -25,6 +25,25 @@ class Owner(Protocol):
         """Its end has been read."""
 
 
+class Bell:
+    """Wakes the one reader that waits. It is not remembered: who waits has looked before."""
+
+    __slots__ = ("_waiter",)
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def wait(self) -> asyncio.Future[None]:
+        assert self._waiter is None or self._waiter.done(), "a stream has one reader"
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
+
+
 class Stream:
     """`read` gives all rows that wait, [] after the last; it raises `Refused` when the call failed,
     after the rows that came before. Whoever stops reading early calls `close`.
@@ -39,7 +58,7 @@ class Stream:
         self.names: tuple[str, ...] = ()  # what a client may call it by, to abort it
         self.request_names: tuple[str, ...] = ()  # the same of each of its prompts
         self.outbox = Outbox()
-        self.ready = asyncio.Event()
+        self.ready = Bell()
         # What is called when rows have come: wakes the reader, or does its work.
         self.wake: Callable[[], object] = self.ready.set
         self.pings = False  # whether its reader uses `news`, and tells its client of silences
@@ -48,9 +67,10 @@ class Stream:
         self._owner = owner
 
     async def read(self) -> list[Row]:
-        while (rows := await self.news()) is None:
-            pass
-        return rows
+        outbox = self.outbox
+        while not outbox.rows and not outbox.is_over:
+            await self.ready.wait()
+        return self._take()
 
     async def news(self) -> list[Row] | None:
         """As `read`, but None where there is nothing for a while: the client may want a sign."""
@@ -59,9 +79,12 @@ class Stream:
             if self._is_silent:
                 self._is_silent = False
                 return None
-            self.ready.clear()
             await self.ready.wait()
+        return self._take()
+
+    def _take(self) -> list[Row]:
         self._is_silent = False
+        outbox = self.outbox
         rows = outbox.take()
         if not rows:
             self._owner.forget(self)

@@ -245,8 +245,11 @@ class Context(ABC):
     def gauge(self, name: str, value: float, **labels: str) -> None:
         self.tally.gauge(name, value, labels_of(labels))
 
-    def observe(self, name: str, value: float, *, bounds: tuple[float, ...], **labels: str) -> None:
-        self.tally.observe(name, value, bounds, labels_of(labels))
+    def observe(
+        self, name: str, value: float, *, bounds: tuple[float, ...], times: int = 1, **labels: str
+    ) -> None:
+        """`times`: how many had this value."""
+        self.tally.observe(name, value, bounds, labels_of(labels), times)
 
 
 def labels_of(labels: Mapping[str, str]) -> Labels:

@@ -51,14 +51,21 @@ class Tally:
         if key in self.gauges or self._has_room():
             self.gauges[key] = value
 
-    def observe(self, name: str, value: float, bounds: tuple[float, ...], labels: Labels) -> None:
+    def observe(
+        self,
+        name: str,
+        value: float,
+        bounds: tuple[float, ...],
+        labels: Labels,
+        times: int = 1,
+    ) -> None:
         """Counts into the first bucket whose upper bound is at least `value`."""
         key = (name, labels)
         self._soil()
         row = self._row(key, bounds)
         if row is not None:
-            row[1][bisect_left(bounds, value)] += 1
-            self.histograms[key] = (bounds, row[1], row[2] + value)
+            row[1][bisect_left(bounds, value)] += times
+            self.histograms[key] = (bounds, row[1], row[2] + value * times)
 
     def add(self, name: str, counted: Counted, bounds: tuple[float, ...], labels: Labels) -> None:
         """Many values at once, which somebody has counted by the same bounds."""

@@ -594,6 +594,28 @@ def test_every_request_is_counted_once_by_its_outcome() -> None:
     assert cell.gauges["histrio_streams_open"] == 0
 
 
+def test_the_waits_between_tokens_are_counted_one_by_one() -> None:
+    cell = started()
+    (_, one), (_, other) = (opened(cell) for _ in range(2))
+    encodes = [one[0], other[0]]
+    cell.tell(Deltas(tuple(delta(encode, 0) for encode in encodes)))
+    cell.advance(0.25)
+    cell.tell(Deltas(tuple(delta(encode, 1) for encode in encodes)))  # both waited as long
+    cell.advance(0.5)
+    cell.tell(Deltas((delta(one[0], 2),)))
+    cell.advance(0.25)
+    cell.tell(Deltas((delta(one[0], 3), delta(other[0], 2))))
+    (found,) = (
+        value
+        for (name, _), value in cell.context.tally.histograms.items()
+        if name == "histrio_inter_token_seconds"
+    )
+    bounds, counts, total_s = found
+    by_bound = dict(zip(bounds, counts, strict=False))
+    assert (by_bound[0.25], by_bound[0.5], by_bound[1.0]) == (3, 1, 1) and sum(counts) == 5
+    assert total_s == 3 * 0.25 + 0.5 + 0.75
+
+
 def test_seeds_and_ids_are_drawn_from_the_actors_own_stream() -> None:
     first, second = gateway_of(started()), gateway_of(started())
     assert [first.draw_seed() for _ in range(3)] == [second.draw_seed() for _ in range(3)]

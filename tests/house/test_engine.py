@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from actors.engine import Engine, Refusal, StartError
+from actors.engine import Delta, Engine, Refusal, StartError
 from actors.settings import SettingsError
 from actors.source import SourceError
 from tests.house.server import eventually
@@ -115,10 +115,23 @@ def test_leaving_a_stream_early_ends_its_request(engine: Engine) -> None:
     assert found.usage.completion_tokens == 450
 
 
+async def first_of(deltas: AsyncIterator[Delta]) -> Delta:
+    return await anext(deltas)
+
+
 async def test_the_async_twins_answer_the_same(engine: Engine) -> None:
     whole = await engine.agenerate("The house", max_tokens=16, temperature=0)
     parts = [d async for d in engine.astream("The house", max_tokens=16, temperature=0)]
     assert "".join(delta.text for delta in parts) == whole.text
+
+    async def on_its_own_loop() -> list[Delta]:
+        return [d async for d in engine.astream("The house", max_tokens=16, temperature=0)]
+
+    near = engine.call(on_its_own_loop())
+    assert "".join(delta.text for delta in near) == whole.text
+    assert near[-1].finish_reason == whole.finish_reason
+    with pytest.raises(Refusal, match="temperature"):
+        engine.call(first_of(engine.astream("x", temperature=-1)))
     many = await asyncio.gather(
         *(engine.agenerate(prompt, max_tokens=8, temperature=0) for prompt in PROMPTS)
     )

@@ -126,9 +126,10 @@ def test_a_tally_counts_each_thing_once_over_flushes() -> None:
 def test_what_others_have_counted_is_added_to_what_was_observed() -> None:
     tally = Tally()
     tally.observe("h", 0.5, (0.1, 1.0), ())
+    tally.observe("h", 0.25, (0.1, 1.0), (), times=2)
     tally.add("h", Counted((2, 3, 4), 9.0), (0.1, 1.0), ())
     (found,) = tally.take("n").histograms
-    assert (found.counts, found.total) == ((2, 4, 4), 9.5)
+    assert (found.counts, found.total) == ((2, 6, 4), 10.0)
 
 
 def test_a_label_without_bound_does_not_take_the_memory() -> None:
