@@ -56,7 +56,8 @@ def widen(scenario: Scenario) -> Scenario:
                 scenario = scenario._replace(shape=scenario.shape._replace(placement=placement))
     rng = rng_for(scenario.seed, "batches")
     if rng.random() < 0.25 and scenario.asks:
-        shape = scenario.shape._replace(batches=True)
+        # A call of several choices never fits into a mailbox of one message, and a batch tries on.
+        shape = scenario.shape._replace(batches=True, mailbox_max=0, waits=False)
         scenario = scenario._replace(shape=shape, asks=scenario.asks + draw_batches(scenario, rng))
     rng = rng_for(scenario.seed, "strikes")
     if rng.random() < 0.5:
