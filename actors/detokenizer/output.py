@@ -29,6 +29,7 @@ class Output:
         "attempt",
         "ended",
         "is_first",
+        "is_plain",
         "life",
         "matcher",
         "min_tokens",
@@ -76,6 +77,7 @@ class Output:
         self.spans: array[int] | None = array("i") if rules.want_spans else None
         self.ended = False  # the client has its finish; the scheduler has not said so yet
         self.is_first = True  # nothing has been sent
+        self.is_plain = False  # what is said from now on is text alone, up to the end
         self.push(unpack(opened.emitted))
         self.take_spans()
 
@@ -143,6 +145,15 @@ class Output:
             return None
         assert self.follows(tail), (tail.index, self.token_count)
         token_ids = unpack(tail.tokens)
+        if tail.finish is None and self.is_plain and not (tail.logprobs or tail.vector):
+            return Delta(  # as are most: text, and nothing else to be said
+                request=self.request,
+                attempt=self.attempt,
+                index=tail.index,
+                token_count=len(token_ids),
+                text=self.push(token_ids),
+                token_ids=tail.tokens if self.want_token_ids else b"",
+            )
         text, told = self.take_text(tail, token_ids)
         count = self.token_count - tail.index
         finish, matched, usage = tail.finish, tail.matched, tail.usage
@@ -159,6 +170,7 @@ class Output:
         if self.is_first and usage is None:
             usage = self.prompt_usage
         self.is_first = False
+        self.is_plain = self.matcher is None and self.spans is None
         return Delta(
             request=self.request,
             attempt=self.attempt,

@@ -13,7 +13,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from actors.runtime.credit import Account
 from actors.scheduler.planner import Plan
@@ -46,14 +45,8 @@ class Flight:
         self.sent_s = sent_s
 
 
-class Sampled(NamedTuple):
-    """A token and whose it is."""
-
-    request: Request
-    token: int
-    packed: Int32s  # the token again, as it travels on
-    logprob: Logprob | None
-    vector: Float32s
+# Whose it is, a token, the token again as it travels on, its log probability, a vector.
+Sampled = tuple[Request, int, Int32s, Logprob | None, Float32s]
 
 
 class Flights:
@@ -168,7 +161,7 @@ def sampled(flight: Flight, message: StepDone) -> Iterator[Sampled]:
         zip(rows, tokens, logprobs, vectors, strict=True)
     ):
         if request is not None:
-            yield Sampled(request, token, packed[4 * index : 4 * index + 4], logprob, vector)
+            yield request, token, packed[4 * index : 4 * index + 4], logprob, vector
 
 
 def vectors_of(message: StepDone) -> list[Float32s]:
