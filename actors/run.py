@@ -240,8 +240,7 @@ async def serve(config: Config, show: Show, ready: Callable[[], None]) -> int:
         except StartFailed as failure:
             show(f"{failure.path} did not start: {explained(failure.reason)}")
             return FAILED
-        if config.runtime.placement == "processes":
-            system.freeze()
+        system.freeze()
         ready()
         return await serve_until_end(system, config, first, show)
 

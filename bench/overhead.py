@@ -25,6 +25,7 @@ import numpy as np
 
 from actors.engine import Engine
 from actors.gateway.record import Ledger, Record, Verdict
+from actors.runtime.system import System
 from actors.settings import add_flags, given_flags, read_config
 from actors.worker.actor import Worker
 from bench import hop, mailbox
@@ -87,9 +88,13 @@ class Timed(Ledger):
 TIMES_NS: list[int] = []
 
 
+def system_of(engine: Engine) -> System:
+    assert engine._system is not None, "not started"
+    return engine._system
+
+
 def actor_of(engine: Engine, path: str) -> Any:
-    assert engine._system is not None
-    found = engine._system.local(path)
+    found = system_of(engine).local(path)
     assert found is not None, f"{path} is elsewhere"
     return found
 
@@ -227,6 +232,7 @@ def add_decode(report: Report, found: argparse.Namespace, config: Config, only: 
         found.vocab = actor_of(inline, Paths().worker).runner.facts.vocab_size
         for engine in engines.values():
             engine.call(one_wave(engine, found, -1))  # warms up
+            system_of(engine).freeze()  # as `serve` does
         if only("decode"):
             compare_steps(report, found, engines)
         if only("recovery"):
