@@ -5,10 +5,12 @@ it computes, takes its input tokens from the device, and its tokens come back by
     GPU:      [step n][step n+1][step n+2]
 
 A step in which every row decodes, or which is small, is the replay of a captured graph
-(`graphs.py`); any other is launched operator by operator. Rows with penalties, filters or
-log-probabilities are sampled by `kernels.ops.sampling`, which waits for the step; all others by
-`ops.triton.pick`, which does not. Where rows are held to grammars, the host makes the masks while
-the device computes the logits, from the tokens of the step before; only the choice waits for them.
+(`graphs.py`); any other is launched operator by operator. Each row is picked for by
+`ops.triton.picker`; behind it, `ops.triton.chooser` replaces the tokens of those with penalties,
+filters, edited logits or log-probabilities. Neither waits: tokens that have not landed yet are
+counted on the device. The host waits for the steps before in one case, rows with bad sequences of
+several tokens. Where rows are held to grammars, it makes the masks while the device computes the
+logits, from the tokens of the step before; only the choice waits for them.
 
 It does not know requests or who launches. Laws: steps run in order on one stream; a staging buffer
 is written again only after the step that used it has ended; `known_len` and the like advance at the
@@ -33,12 +35,14 @@ from kernels.flight import FAILED_BEFORE, NOT_NUMBERS
 from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, decode_rows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
-from kernels.ops.sampling import Sampled, sample_logprobs, sample_special, uniform
+from kernels.ops.sampling import Sampled, uniform
+from kernels.ops.triton.chooser import Chooser
 from kernels.ops.triton.picker import Picker
 from kernels.sharing import SHARING_ROWS_MIN, Sharing, find_sharing
 from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
+from kernels.special import Scores, needs_tokens
+from kernels.staging import STAGES, Stages, pinned, upload
 
-STAGES = 4  # steps whose buffers are kept; more than are ever in flight
 NOBODY = -1  # in place of a slot
 
 
@@ -52,7 +56,7 @@ class DeviceFlight:
     gone: Ints
     event: torch.cuda.Event
     landed: NDArray[np.int32]  # pinned [2, S or more]: tokens, failed
-    logprobs: list[Any] | None
+    scores: Scores | None
     columns: NDArray[np.int64]  # of `landed`: those of the slots of `pending`
     output: StepOutput | None = field(default=None)
 
@@ -72,11 +76,10 @@ class DeviceFlight:
         held, table = self.steps.held, self.steps.slots
         before = table.record(self.pending, tokens, bad)
         good = ~bad & ~before
-        slots, logprobs = self.pending.slots, self.logprobs
+        slots, scores = self.pending.slots, self.scores
         own = good & table.open[slots] & (table.tenancy[slots] == self.pending.tenancy)
         jumped = held.land(slots[own], tokens[own])
-        if logprobs is not None:
-            logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
+        logprobs = None if scores is None else scores.told(self.columns[good], tokens[good])
         gone = np.concatenate((self.gone, slots[before]))
         fresh = slots[bad & ~before]
         detail = NOT_NUMBERS if len(fresh) else FAILED_BEFORE if len(gone) else ""
@@ -126,31 +129,25 @@ class DeviceSteps:
         graph_bytes: int,  # of memory for graphs; 0: none are captured
     ) -> None:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
-        self.eos_ids = eos_ids
         self.device = kv.layers[0][0].device
         slot_count, pages_max = slots.page_table.shape
         ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         self.page_table = torch.zeros((slot_count, pages_max), **ints)
         self.last_token = torch.zeros(slot_count, **ints)
-        self.picker = Picker(model.ops, model.config.vocab_size, self.last_token)
-        self.stages = [
-            torch.empty(
-                5 * step_tokens_max + slot_count * (pages_max + 16) + 4096,
-                dtype=torch.int32,
-                pin_memory=True,
-            )
-            for _ in range(STAGES)
-        ]
-        self.landings = [
-            torch.empty(2 * (slot_count + WIDE_ROWS), dtype=torch.int32, pin_memory=True)
-            for _ in range(STAGES)
-        ]
+        vocab_size = model.config.vocab_size
+        self.picker = Picker(model.ops, vocab_size, self.last_token)
+        self.chooser = Chooser(slots, eos_ids, vocab_size, self.last_token)
+        stage_len = 5 * step_tokens_max + slot_count * (pages_max + 16) + 4096
+        self.stages = [pinned(stage_len, self.device) for _ in range(STAGES)]
+        landing_len = 2 * (slot_count + WIDE_ROWS)
+        self.landings = [pinned(landing_len, self.device) for _ in range(STAGES)]
         self.events = [torch.cuda.Event(blocking=True) for _ in range(STAGES)]
         self.flights: deque[DeviceFlight] = deque()
         self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
         self.count = 0
         self.held = held
-        self.mask_stages: list[Tensor] = []  # as `stages`, once there are masks
+        mask_len = slot_count * (-(-vocab_size // 32) + 4) + 64
+        self.mask_stages = Stages(self.device, mask_len)
         self.sharing: tuple[bytes, int, Sharing | None] | None = None
         self.graphs: Graphs | None = None
         if graph_bytes and getattr(attention, "replayable", False):
@@ -171,8 +168,8 @@ class DeviceSteps:
         slots = self.slots
         slots.apply(step)
         self.held.guide(step)
-        if not slots.columns.quick[step.slots].all():
-            self.drain()  # penalties count tokens that the host may not have read yet
+        if needs_tokens(slots.columns, step.slots):
+            self.drain()
         gone = step.slots[slots.failed[step.slots]]
         batch = slots.flatten(step)
         if not len(batch.slots):
@@ -189,19 +186,20 @@ class DeviceSteps:
             self.land(user)
         try:
             with torch.inference_mode():
-                result, logprobs, columns = self.compute(batch, nth)
+                result, scores, columns = self.compute(batch, nth)
                 # Both contiguous, padding included: any other copy would wait.
                 landing = self.landings[nth][: result.numel()].view(2, -1)
                 landing.copy_(result, non_blocking=True)
                 self.events[nth].record()
         except torch.OutOfMemoryError as error:
+            torch.cuda.synchronize(self.device)  # what was launched reads the stage
             torch.cuda.empty_cache()
             raise MemoryError(f"a step of {len(batch.ids)} tokens does not fit") from error
         batch = replace(
             batch, sampled=batch.sampled[columns], sampled_slots=batch.sampled_slots[columns]
         )
         flight = DeviceFlight(
-            self, slots.advance(batch), gone, self.events[nth], landing.numpy(), logprobs, columns
+            self, slots.advance(batch), gone, self.events[nth], landing.numpy(), scores, columns
         )
         self.flights.append(flight)
         self.users[nth] = flight
@@ -238,10 +236,10 @@ class DeviceSteps:
 
     def compute(
         self, batch: FlatBatch, nth: int
-    ) -> tuple[Tensor, list[Any] | None, NDArray[np.int64]]:
+    ) -> tuple[Tensor, Scores | None, NDArray[np.int64]]:
         """Puts the batch on the stream: int32 [2, S or more] of tokens and failures, contiguous;
         log-probabilities if any row asked; and which of the sampled rows count."""
-        columns, rows, stage = self.slots.columns, batch.sampled_slots, self.stages[nth]
+        rows, stage = batch.sampled_slots, self.stages[nth]
         counted = np.arange(len(rows))
         heat, noise = self.chances(rows)
         graph = self.graph_for(batch)
@@ -253,10 +251,24 @@ class DeviceSteps:
             logits, result = self.run(batch, heat, noise, stage)
         if self.held.is_guided(rows):
             counted, result = self.hold(logits, result, batch, heat, noise, nth)
-        logprobs = None
-        if not columns.quick[rows].all():
-            logprobs = self.sample_others(logits, result[:, : len(rows)], rows)
-        return result, logprobs, counted
+        scores = self.choose(logits, result, rows, counted, heat, noise, nth)
+        return result, scores, counted
+
+    def choose(
+        self,
+        logits: Tensor,
+        result: Tensor,
+        rows: Ints,
+        counted: NDArray[np.int64],
+        heat: NDArray[Any],
+        noise: NDArray[Any],
+        nth: int,
+    ) -> Scores | None:
+        """Replaces the tokens of those rows that count and ask for more than `pick` can."""
+        special = counted[~self.slots.columns.quick[rows[counted]]]
+        if not len(special):
+            return None
+        return self.chooser.choose(logits, result, rows, special, heat, noise, nth)
 
     def hold(
         self,
@@ -280,25 +292,17 @@ class DeviceSteps:
             return np.flatnonzero(counts), result
         if len(masks.broken):
             logits[torch.from_numpy(masks.broken).to(self.device)] = torch.nan
-        if not self.mask_stages:
-            size = self.slots.page_table.shape[0] * (-(-logits.shape[1] // 32) + 4) + 64
-            self.mask_stages = [
-                torch.empty(size, dtype=torch.int32, pin_memory=True) for _ in range(STAGES)
-            ]
-        heat_there, noise_there, slots, barred, bits = upload(
-            self.mask_stages[nth],
-            self.device,
-            heat.view(np.int32),
-            noise.view(np.int32),
+        heat_there, noise_there, slots, barred, bits = self.mask_stages.upload(
+            nth,
+            heat,
+            noise,
             np.where(counts, rows, NOBODY),
             masks.rows,
             masks.words.reshape(-1),
         )
         if len(masks.rows):
             self.model.ops.bar(logits, barred.long(), bits.view(masks.words.shape))
-        picked = self.picker.pick(
-            logits, heat_there.view(torch.float32), noise_there.view(torch.float32), slots
-        )
+        picked = self.picker.pick(logits, heat_there, noise_there, slots)
         return np.flatnonzero(counts), picked
 
     def chances(self, rows: Ints) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -317,13 +321,13 @@ class DeviceSteps:
     def sample_here(self, logits: Tensor, rows: Ints) -> Sampled:
         """Tokens for the slots `rows` from logits float32 [S, vocab], by the same kernels as those
         of a launched step; waits for them."""
-        heat, noise = (torch.from_numpy(each).to(self.device) for each in self.chances(rows))
-        slots = torch.from_numpy(rows.astype(np.int32)).to(self.device)
-        result = self.picker.pick(logits, heat, noise, slots)
-        logprobs = None
-        if not self.slots.columns.quick[rows].all():
-            logprobs = self.sample_others(logits, result, rows)
+        heat, noise = self.chances(rows)
+        there = (torch.from_numpy(each).to(self.device) for each in (heat, noise, rows))
+        result = self.picker.pick(logits, *there)
+        every = np.arange(len(rows))
+        scores = self.choose(logits, result, rows, every, heat, noise, self.count % STAGES)
         tokens, failed = result.cpu().numpy()
+        logprobs = None if scores is None else scores.told(every, tokens)
         return Sampled(tokens, failed != 0, logprobs)
 
     def graph_for(self, batch: FlatBatch) -> DecodeGraph | ChunkGraph | None:
@@ -421,8 +425,8 @@ class DeviceSteps:
             batch.slots,
             batch.sampled,
             batch.sampled_slots,
-            heat.view(np.int32),
-            noise.view(np.int32),
+            heat,
+            noise,
             unknown,
             slot_of,
             batch.page_table.reshape(-1),
@@ -451,35 +455,4 @@ class DeviceSteps:
         logits = self.model.forward(
             ids, positions, write_index.long(), self.kv, self.attention, sampled.long()
         )
-        result = self.picker.pick(
-            logits, heat_there.view(torch.float32), noise_there.view(torch.float32), sampled_slots
-        )
-        return logits, result
-
-    def sample_others(self, logits: Tensor, result: Tensor, rows: Ints) -> list[Any] | None:
-        """Replaces the tokens of rows that ask for more than `pick` can; waits for the step."""
-        usable = result[1].cpu().numpy() == 0
-        special = np.flatnonzero(~self.slots.columns.quick[rows] & usable)
-        if not len(special):
-            return None
-        index = torch.from_numpy(special).to(self.device)
-        tokens = sample_special(
-            logits, index, self.slots, rows[special], self.eos_ids, self.model.ops
-        )
-        result[0, index] = tokens.int()
-        there = torch.from_numpy(rows[special].astype(np.int64)).to(self.device)
-        self.last_token[there] = tokens.int()
-        return sample_logprobs(logits, self.slots.columns, rows, result[0].long(), usable)
-
-
-def upload(stage: Tensor, device: torch.device, *arrays: NDArray[Any]) -> list[Tensor]:
-    """The arrays as int32 on the device, through pinned memory, in one copy. Each begins at a
-    multiple of 16 bytes, as the kernels were compiled to expect."""
-    host = stage.numpy()
-    starts, end = [], 0
-    for array in arrays:
-        starts.append(end)
-        host[end : end + len(array)] = array
-        end = -(-(end + len(array)) // 4) * 4
-    there = stage[:end].to(device, non_blocking=True)
-    return [there[start : start + len(array)] for start, array in zip(starts, arrays, strict=True)]
+        return logits, self.picker.pick(logits, heat_there, noise_there, sampled_slots)

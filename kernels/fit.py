@@ -18,6 +18,7 @@ import numpy as np
 from kernels.batch import Sampling, SlotOpen, StepInput
 from kernels.kv import fitting_page_count
 
+# Something of each kind: the trial also compiles what would be compiled at its first use.
 GREEDIEST = Sampling(
     temperature=1.0,
     top_k=50,
@@ -26,6 +27,8 @@ GREEDIEST = Sampling(
     presence_penalty=0.1,
     frequency_penalty=0.1,
     repetition_penalty=1.1,
+    logit_bias=((1, 1.0),),
+    allowed_ids=(1, 2, 3),
     logprobs=20,
 )
 CACHED_FACTOR = 2  # tokens of the largest step's rows that are cached, for each that is computed

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.batch import Sampling, SlotOpen, StepInput
-from kernels.runner import Runner, RunnerOptions
+from kernels.batch import Ints, Sampling, SlotOpen, StepInput, StepOutput
+from kernels.runner import Flight, Runner, RunnerOptions
 from tests.kernels.conftest import Answered
-from tests.kernels.driver import Driver
+from tests.kernels.driver import Driver, ints
 
 pytestmark = pytest.mark.gpu
 
@@ -101,6 +101,144 @@ def test_penalties_filters_and_logprobs_agree_with_the_cpu(
     options = RunnerOptions(dtype="float32", device="cpu", kv_tokens=8192, step_tokens_max=8192)
     here = Driver(Runner.load(model.path, options)).generate(prompts, 12, sampling=kinds)
     assert there == here
+
+
+KINDS = [
+    Sampling(temperature=0.9, top_k=5, seed=1, ignore_eos=True),
+    Sampling(temperature=0.9, top_p=0.6, seed=2, ignore_eos=True),
+    Sampling(temperature=1.1, top_k=40, top_p=0.9, min_p=0.02, seed=3, choice=1, ignore_eos=True),
+    Sampling(temperature=0.0, repetition_penalty=1.4, logprobs=2, ignore_eos=True),
+    Sampling(temperature=0.7, frequency_penalty=0.5, presence_penalty=0.2, seed=4, ignore_eos=True),
+    Sampling(temperature=0.0, logit_bias=((7, 5.0), (9, -3.0)), ignore_eos=True),
+    Sampling(temperature=0.0, min_tokens=6, stop_ids=(7, 8)),
+    Sampling(temperature=1.0, allowed_ids=tuple(range(3, 60, 2)), seed=5, ignore_eos=True),
+    Sampling(temperature=0.0, bad_sequences=((11,), (20,)), logprobs=0, ignore_eos=True),
+    Sampling(temperature=1.0, top_p=0.95, logprobs=20, seed=6, ignore_eos=True),
+    Sampling(temperature=0.0, ignore_eos=True),
+    Sampling(temperature=1.0, seed=9, ignore_eos=True),
+]
+ROOM_LEN = 128  # tokens of one slot's pages
+
+
+def begin(
+    runner: Runner, prompts: list[list[int]], kinds: list[Sampling], first: int = 0
+) -> StepInput:
+    """Slots `first` and on get a prompt each, whole."""
+    each = ROOM_LEN // runner.facts.page_size
+    opened = [
+        SlotOpen(
+            slot, ints(prompt), len(prompt), 0, ints(range(slot * each, slot * each + each)), own
+        )
+        for slot, (prompt, own) in enumerate(zip(prompts, kinds, strict=True), first)
+    ]
+    slots = ints([row.slot for row in opened])
+    return StepInput(slots, ints([len(prompt) for prompt in prompts]), opened=opened)
+
+
+def ones(slots: Ints) -> StepInput:
+    return StepInput(slots, np.ones(len(slots), np.int32))
+
+
+def play(runner: Runner, prompts: list[list[int]], count: int, depth: int) -> list[StepOutput]:
+    """Prompts, then steps of one token for all, `depth` of them in flight."""
+    step = begin(runner, prompts, KINDS)
+    flights: list[Flight] = []
+    outputs = []
+    for _ in range(count):
+        flights.append(runner.launch(step))
+        step = ones(step.slots)
+        if len(flights) == depth:
+            outputs.append(flights.pop(0).result())
+    outputs += [flight.result() for flight in flights]
+    runner.slots.check()
+    runner.reset()
+    return outputs
+
+
+def said(outputs: list[StepOutput]) -> list[list[int]]:
+    assert not any(len(output.failed) for output in outputs)
+    return np.stack([output.tokens for output in outputs], 1).tolist()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_rows_of_every_kind_launched_ahead_say_what_a_cpu_says(
+    cuda: torch.device, tiny_models: dict[str, Answered], graphs: bool
+) -> None:
+    """Penalties count tokens that the host has not read; what comes late is the same."""
+    model = next(iter(tiny_models.values()))
+    prompts = [(prompt * 30)[:30] for prompt in model.prompts[: len(KINDS)]]
+    options = RunnerOptions(dtype="float32", device="cpu", kv_tokens=8192, step_tokens_max=8192)
+    here = play(Runner.load(model.path, options), prompts, 20, 1)
+    runner = load(model.path, graphs=graphs)
+    for depth in (1, 2, 3):
+        there = play(runner, prompts, 20, depth)
+        assert said(there) == said(here), depth
+        for ours, theirs in zip(there, here, strict=True):
+            assert ours.logprobs is not None and theirs.logprobs is not None
+            for own, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+                if own is None or other is None:
+                    assert own is other
+                    continue
+                assert own.token_id == other.token_id
+                assert own.logprob == pytest.approx(other.logprob, abs=1e-3)
+                mine, wanted = ([pair[1] for pair in each.best] for each in (own, other))
+                assert mine == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_no_launch_waits_for_the_device(
+    cuda: torch.device, tiny_models: dict[str, Answered], graphs: bool
+) -> None:
+    model = next(iter(tiny_models.values()))
+    runner = load(model.path, graphs=graphs, attention="triton")
+    prompts = [(prompt * 30)[:30] for prompt in model.prompts[: len(KINDS)]]
+    wanted = said(play(runner, prompts, 6, 2))  # captures and compiles
+    step = begin(runner, prompts, KINDS)
+    flights: list[Flight] = []
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            flights.append(runner.launch(step))
+            step = ones(step.slots)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert said([flight.result() for flight in flights]) == [row[:3] for row in wanted]
+
+
+def test_a_slot_with_penalties_is_resumed_and_used_again(
+    cuda: torch.device, tiny_models: dict[str, Answered]
+) -> None:
+    model = next(iter(tiny_models.values()))
+    prompt = model.prompts[0]
+    own = Sampling(
+        temperature=0.8, seed=3, frequency_penalty=0.6, repetition_penalty=1.2, ignore_eos=True
+    )
+    runner = load(model.path)
+    whole = Driver(runner).generate([prompt], 24, sampling=own)[0]
+    for _ in range(2):  # the slot's tenant before has left its counts behind
+        half = Driver(runner).generate([prompt], 12, sampling=own)[0]
+        assert half == whole[:12]
+        driver = Driver(runner)
+        rest = driver.generate([prompt + half], 24, sampling=own, prompt_lens=[len(prompt)])
+        assert rest == [whole]
+
+
+def test_bad_sequences_of_several_tokens_see_what_was_said(
+    cuda: torch.device, tiny_models: dict[str, Answered]
+) -> None:
+    model = next(iter(tiny_models.values()))
+    runner = load(model.path)
+    prompt = model.prompts[0]
+    free = model.answers[0]
+    pair = free[2], free[3]
+    at = next(nth for nth in range(1, 4) if (free[nth - 1], free[nth]) == pair)
+    own = Sampling(temperature=0.0, bad_sequences=(pair,), ignore_eos=True)
+    step = begin(runner, [prompt], [own], first=3)
+    flights = [runner.launch(step)]
+    flights += [runner.launch(ones(step.slots)) for _ in range(5)]
+    tokens = [int(flight.result().tokens[0]) for flight in flights]
+    assert tokens[:at] == free[:at] and tokens[at] != free[at]
 
 
 def test_a_row_of_no_numbers_fails_alone(
