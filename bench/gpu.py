@@ -28,7 +28,25 @@ W3 64 requests that share 2,048 tokens, cold and warm       W4 16 prompts of 8,1
 
   python -m app bench gpu
   python -m app bench gpu --model qwen3_0_6b --loads W2,W3 --json
+  python -m app bench gpu --loads W1 --sampling top_p=0.9,top_k=50 --sampling penalties,logprobs
 """
+# What `--sampling` adds to W1's requests, beside fields by name.
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.05},
+    "logprobs": {"logprobs": 5},
+    "bias": {"logit_bias": ((100, 1.0), (200, -1.0))},
+}
+FIELDS: dict[str, Callable[[str], Any]] = {
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "min_tokens": int,
+    "logprobs": int,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+}
 MODELS = {"llama31_8b": 80_000_000_000, "qwen3_0_6b": 60_000_000_000}  # bytes of KV
 CONTEXT_LEN = 8448
 RUNNING_MAX = 256
@@ -52,9 +70,17 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--lazy-graphs", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of W1")
+    parser.add_argument(
+        "--sampling",
+        action="append",
+        metavar="WORDS",
+        help=f"W1 again with FIELD=VALUE,... or any of {', '.join(KINDS)}; beside T = 0.6 alone",
+    )
     parser.add_argument("--by-step", action="store_true", help="where W1's time went (slows it)")
     parser.add_argument("--json", action="store_true")
     found = parser.parse_args(list(words))
+    for kind in found.sampling or []:
+        sampling_of(kind)  # before anything is loaded
     if not torch.cuda.is_available():
         print("bench gpu: there is no CUDA device", file=sys.stderr)
         return 2
@@ -162,20 +188,35 @@ def measure_w1(
     ceilings: tuple[float, float],
 ) -> list[dict[str, Any]]:
     rows = []
+    kinds = ["plain", *(found.sampling or [])]
     for seed in found.seeds:
         load = loads.mixed(seed)
-        run = house().run(load, temperature=0.6)
-        rate = load.output_count / run.end_s
-        rows.append(
-            row_of(f"seed {seed}: output tok/s", rate)
-            | {"steps": run.step_count, "host_s": run.host_s}
-        )
-        if found.by_step:
-            with gpu_steps.watched(runner) as seen:
-                house().run(load, temperature=0.6)
-            for line in seen.by_kind():
-                say(f"  W1 seed {seed}: " + json.dumps(line))
+        for kind in kinds:
+            more = sampling_of(kind)
+            run = house().run(load, 0.6, more)
+            rate = load.output_count / run.end_s
+            what = f"seed {seed}: output tok/s" + (f", {kind}" if more else "")
+            rows.append(row_of(what, rate) | {"steps": run.step_count, "host_s": run.host_s})
+            if found.by_step:
+                with gpu_steps.watched(runner) as seen:
+                    house().run(load, 0.6, more)
+                for line in seen.by_kind():
+                    say(f"  W1 seed {seed}, {kind}: " + json.dumps(line))
     return rows
+
+
+def sampling_of(words: str) -> dict[str, Any]:
+    """Fields of `Sampling` that "top_p=0.9,penalties" stands for. Raises SystemExit."""
+    found: dict[str, Any] = {}
+    for word in words.split(","):
+        name, _, value = word.partition("=")
+        if not value and name in KINDS:
+            found |= KINDS[name]
+        elif value and name in FIELDS:
+            found[name] = FIELDS[name](value)
+        else:
+            raise SystemExit(f"bench gpu: --sampling knows no {word!r}")
+    return found
 
 
 def measure_w2(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,11 +82,15 @@ class House:
         self.run_now = Run()
         self.begin_s = 0.0
 
-    def run(self, load: Load, temperature: float = 0.0) -> Run:
-        """Submits all of `load` at once and works until the last one has ended."""
+    def run(
+        self, load: Load, temperature: float = 0.0, sampling: Mapping[str, Any] | None = None
+    ) -> Run:
+        """Submits all of `load` at once and works until the last one has ended. `sampling`: further
+        fields of each request's `Sampling`."""
         run = self.run_now = Run()
+        more = {"temperature": temperature, **(sampling or {})}
         messages = [
-            self.submit(prompt, length, temperature, nth)
+            self.submit(prompt, length, nth, more)
             for nth, (prompt, length) in enumerate(zip(*load, strict=True))
         ]
         self.begin_s = time.perf_counter()
@@ -114,14 +119,14 @@ class House:
         self.go_on()
         return waited_s
 
-    def submit(self, prompt: list[int], length: int, temperature: float, seed: int) -> Submit:
+    def submit(self, prompt: list[int], length: int, seed: int, more: Mapping[str, Any]) -> Submit:
         self.name_count += 1
         return Submit(
             f"request-{self.name_count:06d}",
             1,
             Address("front", "gateway", 1),
             pack(prompt),
-            Sampling(max_tokens=length, temperature=temperature, seed=seed, ignore_eos=True),
+            Sampling(max_tokens=length, seed=seed, ignore_eos=True, **more),
             StopRules(),
         )
 
