@@ -5,7 +5,8 @@ It knows `Engine` and, from inside, the worker's runner and the gateway's ledger
 actors made the runner compute are recorded and computed again by the same runner in the same
 thread, with nobody around: the same batches, pages and weights, and the same tokens come of it.
 Both are timed in turn, so that what disturbs the machine disturbs both. A wave's time is that in
-which all its streams decode.
+which all its streams decode. What the host does between the computations of two steps is also shown
+by itself: a machine that others use disturbs that least.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -145,30 +147,75 @@ def counted(seen: Sequence[tuple[float, int]], at_s: float) -> int:
 
 # The same steps without actors
 
-Recorded = tuple[StepInput, Flight]
+
+class Launched(NamedTuple):
+    """What the runner was given, what came of it, and when."""
+
+    step: StepInput
+    flight: Flight
+    begin_s: float
+    computes_s: float  # from then on nothing was left but to compute; not known of a device
+    end_s: float
+
+    def is_decode_of(self, sequences: int) -> bool:
+        return len(self.step.slots) == sequences and bool((self.step.counts == 1).all())
+
+
+class Parts(NamedTuple):
+    """Of decode steps of all sequences, medians in seconds."""
+
+    between_s: float  # from the end of one to the beginning of the next
+    before_s: float  # from its beginning until it computes
+
+    @staticmethod
+    def of(steps: Sequence[Launched], sequences: int) -> Parts:
+        found = [step for step in steps if step.is_decode_of(sequences)]
+        return Parts(
+            median(after.begin_s - step.end_s for step, after in pairwise(found)),
+            median(step.computes_s - step.begin_s for step in found),
+        )
+
+
+@contextmanager
+def launches(runner: Runner) -> Iterator[list[Launched]]:
+    """What the runner is given meanwhile."""
+    found: list[Launched] = []
+    launch, before = runner.launch, runner.model.before
+    computes_s = 0.0
+
+    def computes() -> None:
+        nonlocal computes_s
+        computes_s = time.perf_counter()
+        before()
+
+    def recording(step: StepInput) -> Flight:
+        nonlocal computes_s
+        begin_s = computes_s = time.perf_counter()
+        flight = launch(step)
+        found.append(Launched(step, flight, begin_s, computes_s, time.perf_counter()))
+        return flight
+
+    runner.launch = recording  # type: ignore[method-assign]
+    runner.when_computing(computes)
+    try:
+        yield found
+    finally:
+        del runner.launch  # the class has it
+        runner.when_computing(before)
 
 
 async def recorded(
     engine: Engine, found: argparse.Namespace, nth: int
-) -> tuple[float, list[Recorded]]:
-    """A wave, what the runner was given for it, and what came of that."""
+) -> tuple[float, list[Launched]]:
+    """A wave, and what the runner did for it."""
     worker: Worker = actor_of(engine, Paths().worker)
-    launch = worker.runner.launch
-    steps: list[Recorded] = []
-
-    def recording(step: StepInput) -> Flight:
-        flight = launch(step)
-        steps.append((step, flight))
-        return flight
-
-    worker.runner.launch = recording  # type: ignore[method-assign]
-    try:
+    with launches(worker.runner) as steps:
         return await one_wave(engine, found, nth), steps
-    finally:
-        del worker.runner.launch  # the class has it
 
 
-async def replayed(engine: Engine, steps: Sequence[Recorded], sequences: int) -> float:
+async def replayed(
+    engine: Engine, steps: Sequence[Launched], sequences: int
+) -> tuple[float, Parts]:
     """Seconds for a decode step of all sequences, by the runner alone, in its own thread."""
     worker: Worker = actor_of(engine, Paths().worker)
     return await worker.context.in_thread(
@@ -176,11 +223,18 @@ async def replayed(engine: Engine, steps: Sequence[Recorded], sequences: int) ->
     )
 
 
-def replay(runner: Runner, steps: Sequence[Recorded], sequences: int) -> float:
+def replay(runner: Runner, steps: Sequence[Launched], sequences: int) -> tuple[float, Parts]:
     runner.reset(keep_kv=True)
+    with launches(runner) as again:
+        step_s = replay_steps(runner, steps, sequences)
+    return step_s, Parts.of(again, sequences)
+
+
+def replay_steps(runner: Runner, steps: Sequence[Launched], sequences: int) -> float:
     is_open: set[int] = set()
     times_s: list[float] = []
-    for step, flight in steps:
+    for launched in steps:
+        step, flight = launched.step, launched.flight
         # The first ones also close what the wave before has left.
         closed = [slot for slot in step.closed.tolist() if slot in is_open]
         if len(closed) != len(step.closed):
@@ -190,7 +244,7 @@ def replay(runner: Runner, steps: Sequence[Recorded], sequences: int) -> float:
         begin_s = time.perf_counter()
         output = runner.execute(step)
         took_s = time.perf_counter() - begin_s
-        if len(step.slots) == sequences and (step.counts == 1).all():
+        if launched.is_decode_of(sequences):
             times_s.append(took_s)
         if not runner.is_asynchronous:  # there a flight is read once
             before = flight.result()
@@ -242,10 +296,14 @@ def add_decode(report: Report, found: argparse.Namespace, config: Config, only: 
 def compare_steps(report: Report, found: argparse.Namespace, engines: dict[str, Engine]) -> None:
     inline = engines["inline"]
     times: dict[str, list[float]] = {"alone": []}
+    parts: dict[str, list[Parts]] = {"alone": [], "inline": []}
     for nth in range(found.rounds):
         step_s, steps = inline.call(recorded(inline, found, nth))
         times.setdefault("inline", []).append(step_s)
-        times["alone"].append(inline.call(replayed(inline, steps, found.sequences)))
+        alone_s, alone = inline.call(replayed(inline, steps, found.sequences))
+        times["alone"].append(alone_s)
+        parts["inline"].append(Parts.of(steps, found.sequences))
+        parts["alone"].append(alone)
         for placement in engines.keys() - {"inline"}:
             engine = engines[placement]
             step_s = engine.call(one_wave(engine, found, nth))
@@ -262,6 +320,12 @@ def compare_steps(report: Report, found: argparse.Namespace, engines: dict[str, 
             unit="%",
             target="5",
         )
+    for how, each in parts.items():
+        for what, value_s in (
+            ("between two steps", median(part.between_s for part in each)),
+            ("before a step computes", median(part.before_s for part in each)),
+        ):
+            report.add(what=f"{what}, {how}", value=value_s * 1e3, unit="ms")
 
 
 def compare_ledgers(report: Report, found: argparse.Namespace, engine: Engine) -> None:

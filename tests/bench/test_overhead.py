@@ -36,8 +36,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_steps_computed_again_come_to_the_same_and_the_engine_goes_on(engine: Engine) -> None:
     for nth in range(2):
         _, steps = engine.call(recorded(engine, FOUND, nth))
-        assert sum(len(step.opened) for step, _ in steps) == FOUND.sequences
-        assert engine.call(replayed(engine, steps, FOUND.sequences)) > 0  # asserts the tokens
+        assert sum(len(launched.step.opened) for launched in steps) == FOUND.sequences
+        assert all(each.begin_s < each.computes_s < each.end_s for each in steps)
+        step_s, parts = engine.call(replayed(engine, steps, FOUND.sequences))  # asserts the tokens
+        assert step_s > 0 and parts.before_s > 0 and parts.between_s > 0
     assert engine.generate("after it", max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
 
 
