@@ -208,13 +208,14 @@ class Client:
             is_back = bool(answer.last_id)
             leaves = visit <= ask.after % 3
             headers = {"last-event-id": answer.last_id} if is_back else {"x-stream-resume": "1"}
+            events = 1 + ask.after % 5 if ask.after <= 12 else ask.after - 12
             by_get = is_back and visit % 3 == 1
             exchange = Exchange(
                 "GET" if by_get else "POST",
                 f"/v1/streams/{answer.last_id.partition('.')[0]}" if by_get else path_of(ask),
                 b"" if by_get else body_of(ask),
                 headers,
-                leaves_after=1 + ask.after % 5 if leaves else None,
+                leaves_after=events if leaves else None,
             )
             await world.site(life).serve(exchange)
             if by_get and exchange.status == 404:

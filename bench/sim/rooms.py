@@ -51,6 +51,7 @@ class Device(Section, frozen=True):
     credits: int = 2
     vocab_size: int = 512
     compile_s: float = 0.0  # for a grammar, beside the steps
+    jumps_vary: bool = False  # not all forced tokens that there is room for are appended
     poison: int | None = None  # a token that the device dies of, where a prompt begins with it
 
 
@@ -129,6 +130,9 @@ class ShadowRoom(Actor):
 
     async def on_start(self) -> bytes:
         self.rng = self.context.rng("forward")
+        if self.device.jumps_vary:
+            jumps = self.context.rng("jumps")
+            self.shadow.jump_max = lambda: jumps.choice((0, 1, 2, 64))
         self.pace = paces.get(self.context._node.seed, Pace())  # type: ignore[attr-defined]
         facts = msgspec.structs.replace(self.shadow.facts, credits=self.device.credits)
         return msgspec.msgpack.encode(facts)

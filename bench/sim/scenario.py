@@ -128,6 +128,7 @@ class Shape(NamedTuple):
     encode_s: float = 0.0  # mean of what any work in a thread takes, a prompt's encoding for one
     resume_s: float = 10.0  # how long a stream is kept for a client that was cut
     resume_streams_max: int = 128
+    jumps_vary: bool = False  # a worker appends as many forced tokens as chance says
     batches: bool = False  # gateways keep files, and run batches
 
 

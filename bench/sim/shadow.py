@@ -100,7 +100,10 @@ class ShadowWorker:
         eos_ids: tuple[int, ...] = (),
         namespace_of: Callable[[str], str] = lambda request: "",
         constrainer: Constrainer | None = None,
+        jump_max: Callable[[], int] | None = None,
     ) -> None:
+        """`jump_max`: how many forced tokens are appended at most, asked each time."""
+        self.jump_max = jump_max
         self.facts = Facts(
             model="shadow",
             vocab_size=vocab_size,
@@ -213,7 +216,8 @@ class ShadowWorker:
 
     def _room(self, tenant: Tenant) -> int:
         placed = min(len(tenant.pages) * self.facts.page_size, self.facts.context_len)
-        return max(0, placed - len(tenant.tokens))
+        room = max(0, placed - len(tenant.tokens))
+        return room if self.jump_max is None else min(room, self.jump_max())
 
     def _forget_all(self) -> None:
         self.tenants.clear()

@@ -28,6 +28,8 @@ LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
 LEAP_MAX_S = 10 * 3600.0  # off what it was, together: less than what is kept for a day
 # Messages of steps, which come while there is work.
 WORKING = ("Step", "StepDone", "Tokens", "Deltas", "Acquired")
+# Those that leave one way on, for many tokens.
+FORCING = tuple(grammar for grammar in LONG_GRAMMARS if grammar[0] in ("regex", "choice"))
 # What an ask has that is more than its text.
 NOTHING: dict[str, Any] = {
     "choice_count": 1, "stop_ids": (), "stop": "", "logprobs": False, "namespace": "",
@@ -52,8 +54,7 @@ def widen(scenario: Scenario) -> Scenario:
         if rng.random() < share:
             scenario = changed(scenario, change, rng)
             if name == "returns":
-                placement = rng.choice((scenario.shape.placement, *FRONTS))
-                scenario = scenario._replace(shape=scenario.shape._replace(placement=placement))
+                scenario = restless(scenario, rng)
     rng = rng_for(scenario.seed, "batches")
     if rng.random() < 0.25 and scenario.asks:
         # A call of several choices never fits into a mailbox of one message, and a batch tries on.
@@ -130,9 +131,31 @@ def more_returns(ask: Ask, rng: random.Random) -> Ask:
     is_plain = ask.reader == "plain" and not ask.namespace
     if is_plain and not fits(ask.grammar, "http"):
         return ask
-    if (is_http or is_plain) and rng.random() < 0.6:
-        return ask._replace(reader="http returns", after=rng.randint(0, 12))
-    return ask
+    if not (is_http or is_plain) or rng.random() < 0.2:
+        return ask
+    ask = ask._replace(reader="http returns", after=rng.randint(0, 20))
+    if ask.stop_ids or ask.tools or rng.random() < 0.2:
+        return ask
+    # Of forced tokens a worker appends as many as it may: the next time in other pieces.
+    max_tokens = rng.choice((30, 60))
+    return ask._replace(
+        grammar=rng.choice(FORCING), logprobs=True, ignore_eos=False, max_tokens=max_tokens
+    )
+
+
+def restless(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Where who comes back finds another gateway, and its answer made in other pieces."""
+    shape = scenario.shape._replace(
+        placement=rng.choice(tuple(FRONTS)),
+        page_size=rng.choice((4, 16)),
+        jumps_vary=True,
+        resume_streams_max=rng.choice((1, 128)),
+        step_s=rng.choice((scenario.shape.step_s, 0.2)),
+    )
+    menu = scenario.menu
+    if rng.random() < 0.7:
+        menu = struck(menu, rng)._replace(gap_s=3.0)
+    return scenario._replace(shape=shape, menu=menu)
 
 
 def more_logprobs(ask: Ask, rng: random.Random) -> Ask:

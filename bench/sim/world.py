@@ -321,6 +321,7 @@ class World:
             credits=shape.credits,
             poison=scenario.poison,
             compile_s=shape.compile_s,
+            jumps_vary=shape.jumps_vary,
         )
         root, nodes = rooms.build(
             config_of(scenario, self.model), device, shape.placement, shape.restarts_max
