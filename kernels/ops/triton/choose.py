@@ -3,14 +3,12 @@
 added and barred tokens, top-k, top-p, min-p.
 
 Rows that change their logits get a copy, which is edited; `source` says of each row where its
-values lie: s >= 0 is row s of the logits, s < 0 row -1 - s of the copies. `narrow_kernel` finds by
-pivots what a row keeps: all above `edge`, and the first `room` of those equal to it. A draw then
-goes by pieces of the vocabulary as in `pick.py`. It does not know slots or what was asked for, only
-what that comes to.
+values lie: s >= 0 is row s of the logits, s < 0 row -1 - s of the copies. `narrow.py` says what
+filters leave of a row; a draw goes by pieces of the vocabulary as in `pick.py`. It does not know
+slots or what was asked for, only what that comes to.
 
-Laws: nothing is sorted, and the order of every sum is the vocabulary's, so that a row's token
-depends on its values, limits and noise alone; among equals the lowest ids stay; whatever the values
-are, the search ends.
+Law: the order of every sum is the vocabulary's, so that a row's token depends on its values, limits
+and noise alone.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SPAN = tl.constexpr(
-    104.0
-)  # e^-104 is 0 in float32: what lies further below the largest weighs nothing
-EVEN_PASSES = tl.constexpr(10)  # pivots by value; afterwards by the floats' own order, which ends
-PASSES_MAX = tl.constexpr(40)
+from kernels.ops.triton.narrow import row_of
 
 
 @triton.jit
@@ -147,180 +141,26 @@ def prefer_kernel(
 
 
 @triton.jit
-def row_of(logits, edited, source, vocab):
-    """Where a row's values lie."""
-    row = tl.load(source).to(tl.int64)
-    if row >= 0:
-        place = logits + row * vocab
-    else:
-        place = edited + (-1 - row) * vocab
-    return place
-
-
-@triton.jit
-def order_of(value):
-    """int32 that are ordered as the floats are."""
-    bits = value.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def value_of(order):
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def tally(row, vocab, top, cold, low, high, t0, t1, t2, BLOCK: tl.constexpr):
-    """How many values lie above each of three pivots, and what they weigh; the least and the
-    largest value in (low, high]."""
-    c0 = tl.zeros([BLOCK], tl.int32)
-    c1 = tl.zeros([BLOCK], tl.int32)
-    c2 = tl.zeros([BLOCK], tl.int32)
-    m0 = tl.zeros([BLOCK], tl.float32)
-    m1 = tl.zeros([BLOCK], tl.float32)
-    m2 = tl.zeros([BLOCK], tl.float32)
-    least = tl.full([BLOCK], float("inf"), tl.float32)
-    most = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in range(0, vocab, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
-        weight = tl.exp((value - top) * cold)
-        c0 += (value > t0).to(tl.int32)
-        c1 += (value > t1).to(tl.int32)
-        c2 += (value > t2).to(tl.int32)
-        m0 += tl.where(value > t0, weight, 0.0)
-        m1 += tl.where(value > t1, weight, 0.0)
-        m2 += tl.where(value > t2, weight, 0.0)
-        least = tl.minimum(least, tl.where(value > low, value, float("inf")))
-        most = tl.maximum(most, tl.where(value <= high, value, float("-inf")))
-    return (
-        tl.sum(c0, 0),
-        tl.sum(c1, 0),
-        tl.sum(c2, 0),
-        tl.sum(m0.to(tl.float64), 0),
-        tl.sum(m1.to(tl.float64), 0),
-        tl.sum(m2.to(tl.float64), 0),
-        tl.min(least, 0),
-        tl.max(most, 0),
-    )
-
-
-@triton.jit
-def narrow_kernel(
+def peak_kernel(
     logits,
     edited,
-    source,  # int32 [D], see above
-    rows,  # int32 [F]: those of the D that are filtered
-    temperature,  # float32 [D], > 0
-    top_k,  # int32 [D]; more than vocab: off
-    top_p,  # float32 [D]; 1: off
-    min_p,  # float32 [D]; 0: off
-    edge,  # float32 [D], written
-    room,  # int32 [D], written
+    source,  # int32 [D]
+    peak,  # float32 [D, pieces], written
+    best,  # int32 [D, pieces], written: where the piece's peak stands
     vocab,
+    pieces,
     BLOCK: tl.constexpr,
 ):
-    """Finds what a row keeps. A value stays if fewer than top-k are above it, if they weigh less
-    than top-p of what top-k leaves, and if it weighs min-p of the largest. Of equal values as many
-    stay, from the first one on, as the same holds for."""
-    nth = tl.load(rows + tl.program_id(0))
+    nth = tl.program_id(0)
+    piece = tl.program_id(1)
+    at = piece * BLOCK + tl.arange(0, BLOCK)
     row = row_of(logits, edited, source + nth, vocab)
-    heat = tl.load(temperature + nth)
-    cold = 1.0 / heat
-    tops = tl.full([BLOCK], float("-inf"), tl.float32)
-    for begin in range(0, vocab, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        tops = tl.maximum(tops, tl.load(row + at, mask=at < vocab, other=float("-inf")))
-    top = tl.max(tops, 0)
-    finite = (top > float("-inf")) & (top < float("inf"))
-    top = tl.where(finite, top, 0.0)
-    below = value_of(order_of(top) - 1)
-    floor = tl.minimum(top - heat * SPAN, below)
-    first = tl.maximum(tl.minimum(top - heat * 12.0, below), floor)
-    second = tl.maximum(tl.minimum(top - heat * 3.0, below), floor)
-    c0, c1, c2, m0, m1, m2, least, most = tally(
-        row, vocab, top, cold, floor, top, floor, first, second, BLOCK
-    )
-    count_max = tl.load(top_k + nth)
-    share = tl.load(top_p + nth)
-    everything = m0 * 4.0  # no limit
-    cut = floor  # so far all that weigh anything stay
-    kept = tl.full([], 0, tl.int32)
-    mass = m0
-    # First under top-k; then anew, under both limits. Without top-p the first search is enough.
-    for stage in range(2):
-        mass_max = tl.where((stage == 1) & (share < 1.0), mass * share, everything)
-        cuts = (c0 >= count_max) | (m0 >= mass_max)
-        if finite & cuts & ((stage == 0) | (share < 1.0)):
-            # A value stays that is equal to `high` or above; none that is `low` or below.
-            by_first = (c1 < count_max) & (m1 < mass_max)
-            by_second = (c2 < count_max) & (m2 < mass_max)
-            high = tl.where(by_first, first, tl.where(by_second, second, top))
-            high_count = tl.where(by_first, c1, tl.where(by_second, c2, 0))
-            high_mass = tl.where(by_first, m1, tl.where(by_second, m2, 0.0))
-            low = tl.where(by_first, floor, tl.where(by_second, first, second))
-            low_count = tl.where(by_first, c0, tl.where(by_second, c1, c2))
-            low_mass = tl.where(by_first, m0, tl.where(by_second, m1, m2))
-            tied = top
-            passes = tl.full([], 0, tl.int32)
-            searching = low_count - high_count > 1
-            while searching:
-                from_low = order_of(low).to(tl.int64)
-                between = order_of(high).to(tl.int64) - from_low
-                even = passes < EVEN_PASSES
-                t0 = value_of((from_low + between // 4).to(tl.int32))
-                t1 = value_of((from_low + between // 2).to(tl.int32))
-                t2 = value_of((from_low + between * 3 // 4).to(tl.int32))
-                t0 = tl.where(even, low * 0.75 + high * 0.25, t0)
-                t1 = tl.where(even, low * 0.5 + high * 0.5, t1)
-                t2 = tl.where(even, low * 0.25 + high * 0.75, t2)
-                n0, n1, n2, w0, w1, w2, least, most = tally(
-                    row, vocab, top, cold, low, high, t0, t1, t2, BLOCK
-                )
-                s0 = (n0 < count_max) & (w0 < mass_max)
-                s1 = (n1 < count_max) & (w1 < mass_max)
-                s2 = (n2 < count_max) & (w2 < mass_max)
-                one = least >= most  # all that is left are equal
-                tied = tl.where(one, most, tied)
-                # The lowest pivot that stays is the new upper end, the next below it the lower.
-                low_next = tl.where(s0, low, tl.where(s1, t0, tl.where(s2, t1, t2)))
-                count_next = tl.where(s0, low_count, tl.where(s1, n0, tl.where(s2, n1, n2)))
-                mass_next = tl.where(s0, low_mass, tl.where(s1, w0, tl.where(s2, w1, w2)))
-                low = tl.where(one, low, low_next)
-                low_count = tl.where(one, low_count, count_next)
-                low_mass = tl.where(one, low_mass, mass_next)
-                high_next = tl.where(s0, t0, tl.where(s1, t1, tl.where(s2, t2, high)))
-                count_next = tl.where(s0, n0, tl.where(s1, n1, tl.where(s2, n2, high_count)))
-                mass_next = tl.where(s0, w0, tl.where(s1, w1, tl.where(s2, w2, high_mass)))
-                high = tl.where(one, high, high_next)
-                high_count = tl.where(one, high_count, count_next)
-                high_mass = tl.where(one, high_mass, mass_next)
-                passes += 1
-                searching = (low_count - high_count > 1) & (least < most) & (passes < PASSES_MAX)
-            weight = tl.exp((tied - top) * cold).to(tl.float64)
-            wanted = tl.minimum((mass_max - high_mass) / tl.maximum(weight, 1e-300), 1e9)
-            some = tl.minimum(low_count - high_count, count_max - high_count)
-            some = tl.maximum(tl.minimum(some, tl.ceil(wanted).to(tl.int32)), 1)
-            single = low_count - high_count <= 1
-            cut = tl.where(single, low, tied)
-            kept = tl.where(single, 0, some)
-            mass = tl.where(single, low_mass, high_mass + some * weight)
-    least_share = tl.load(min_p + nth)
-    if least_share > 0.0:
-        # The lowest value that weighs enough, by halves of the floats' order.
-        under = order_of(floor).to(tl.int64)
-        over = order_of(top).to(tl.int64)
-        while over - under > 1:
-            middle = (under + over) // 2
-            weight = tl.exp((value_of(middle.to(tl.int32)) - top) * cold)
-            enough = weight >= least_share
-            over = tl.where(enough, middle, over)
-            under = tl.where(enough, under, middle)
-        bound = value_of(under.to(tl.int32))
-        kept = tl.where(bound >= cut, 0, kept)
-        cut = tl.maximum(bound, cut)
-    tl.store(edge + nth, tl.where(finite, cut, float("-inf")))
-    tl.store(room + nth, kept)
+    value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+    value = tl.where(value == value, value, float("-inf"))
+    top = tl.max(value, 0)
+    place = nth.to(tl.int64) * pieces + piece
+    tl.store(peak + place, top)
+    tl.store(best + place, tl.min(tl.where((value == top) & (at < vocab), at, 2147483647), 0))
 
 
 @triton.jit
@@ -330,10 +170,9 @@ def weigh_kernel(
     source,  # int32 [D]
     temperature,  # float32 [D]; 0: greedy
     edge,  # float32 [D]
-    peak,  # float32 [D, pieces], written as all that follow
-    best,  # int32 [D, pieces]: where the piece's peak stands
-    mass,  # float32 [D, pieces]: of what is above the edge, as a share of the peak's weight
-    equal,  # int32 [D, pieces]: how many values are on the edge
+    peak,  # float32 [D, pieces]
+    mass,  # float32 [D, pieces], written: of what is above the edge, in weights of the peak
+    equal,  # int32 [D, pieces], written: how many values are on the edge
     vocab,
     pieces,
     BLOCK: tl.constexpr,
@@ -345,16 +184,12 @@ def weigh_kernel(
     heat = tl.load(temperature + nth)
     least = tl.load(edge + nth)
     value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
-    value = tl.where(value == value, value, float("-inf"))
-    top = tl.max(value, 0)
-    where = tl.min(tl.where((value == top) & (at < vocab), at, 2147483647), 0)
+    place = nth.to(tl.int64) * pieces + piece
+    top = tl.load(peak + place)
     near = tl.where(top > float("-inf"), top, 0.0)
     weight = tl.exp((value - near) * (1.0 / tl.maximum(heat, 1e-6)))
     weight = tl.where(value > least, weight, 0.0)
     ties = (value == least) & (value > float("-inf"))
-    place = nth.to(tl.int64) * pieces + piece
-    tl.store(peak + place, top)
-    tl.store(best + place, where)
     tl.store(mass + place, tl.sum(weight, 0))
     tl.store(equal + place, tl.sum(ties.to(tl.int32), 0))
 

@@ -5,9 +5,10 @@ Nothing here waits for the device: what rows ask for goes up in one copy through
 log-probabilities come back through it with the step.
 
 Memory: the table is int32 [slots, vocab], made at the first row with penalties and kept (256 slots
-of 151,936 tokens: 148 MiB); a row whose logits change takes a copy of them while it is chosen for,
-two if tokens are taken out. Where there is none, `choose` raises torch.OutOfMemoryError before
-anything is launched, and the step is one for which there is no memory, like any other.
+of 151,936 tokens: 148 MiB). While it is chosen for, a row takes a copy of its logits if they change,
+two if tokens are taken out, and as much again if it is filtered. Where there is none, `choose`
+raises torch.OutOfMemoryError before anything is launched, and the step is one for which there is no
+memory, like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.batch import Ints
-from kernels.ops.triton import choose, score
+from kernels.ops.triton import choose, narrow, score
 from kernels.ops.triton.ops import power_of_two
 from kernels.ops.triton.picker import BLOCK
 from kernels.slots import Slots
@@ -39,6 +40,9 @@ from kernels.staging import STAGES, Stages, pinned
 
 SEARCH_BLOCK = 4096  # logits of one turn of a program that reads a whole row
 SEARCH_WARPS = 16
+# Pivots of the first look at a row, in temperatures below its largest value. What lies under the
+# first weighs nothing: e^-104 is 0 in float32.
+FAR = (104.0, 13.0, 9.0, 6.0, 4.0, 2.5, 1.2, 0.4)
 ENTRY_BLOCK = 256
 MARK_BLOCK = 1024
 WARPS = {"num_warps": 4}
@@ -53,6 +57,7 @@ class Chooser:
         self.slots, self.vocab_size, self.last_token = slots, vocab_size, last_token
         self.device = last_token.device
         self.pieces = -(-vocab_size // BLOCK)
+        self.far = torch.tensor(FAR, dtype=torch.float32, device=self.device)
         self.edits = Edits(slots, eos_ids, vocab_size)
         self.told = Told(slots)
         self.table: Tensor | None = None
@@ -99,6 +104,7 @@ class Chooser:
         edited = torch.empty((len(changed) + len(narrowed), self.vocab_size), **floats)
         peak, mass = torch.empty((2, count, self.pieces), **floats)
         best, equal = torch.empty((2, count, self.pieces), dtype=torch.int32, device=device)
+        cut_scratch = self.cut_scratch(len(limits.filtered))
         scratch = self.score_scratch(len(wanted))
 
         twins = len(changed) + np.arange(len(narrowed), dtype=np.int32)
@@ -138,22 +144,13 @@ class Chooser:
             )
         if len(changed):
             self.edit(logits, edited, table, source_there, edit)
+        choose.peak_kernel[(count, pieces)](
+            logits, edited, source_there, peak, best, vocab, pieces, BLOCK=BLOCK, **WARPS
+        )
         if len(filtered):
-            choose.narrow_kernel[(len(filtered),)](
-                logits,
-                edited,
-                source_there,
-                filtered,
-                heat_there,
-                top_k,
-                top_p,
-                min_p,
-                edge,
-                room,
-                vocab,
-                BLOCK=SEARCH_BLOCK,
-                num_warps=SEARCH_WARPS,
-            )
+            rows_of = logits, edited, source_there, filtered
+            limits_there = heat_there, top_k, top_p, min_p
+            self.narrow(rows_of, limits_there, peak, cut_scratch, edge, room)
         choose.weigh_kernel[(count, pieces)](
             logits,
             edited,
@@ -161,7 +158,6 @@ class Chooser:
             heat_there,
             edge,
             peak,
-            best,
             mass,
             equal,
             vocab,
@@ -261,6 +257,83 @@ class Chooser:
                 BLOCK=SEARCH_BLOCK,
                 num_warps=SEARCH_WARPS,
             )
+
+    def cut_scratch(self, count: int) -> list[Tensor]:
+        """What `narrow` writes for `count` rows, beside their cuts."""
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        pieces, pivots = self.pieces, len(FAR)
+        return [
+            torch.empty((count, pivots), **floats),
+            torch.empty((count, pieces, pivots), **ints),
+            torch.empty((count, pieces, pivots), **floats),
+            torch.empty((count, 4), **ints),
+            torch.empty((count, self.vocab_size), **floats),
+        ]
+
+    def narrow(
+        self,
+        rows: tuple[Tensor, ...],  # logits, edited, source, filtered
+        limits: tuple[Tensor, ...],  # temperature, top_k, top_p, min_p
+        peak: Tensor,
+        scratch: list[Tensor],
+        edge: Tensor,
+        room: Tensor,
+    ) -> None:
+        pivots, counts, masses, span, found = scratch
+        heat, top_k, top_p, min_p = limits
+        filtered, vocab, pieces = rows[3], self.vocab_size, self.pieces
+        sizes: dict[str, Any] = {"PIVOTS": len(FAR), "PIECES": power_of_two(pieces)}
+        grid = (len(filtered), pieces)
+        narrow.tally_kernel[grid](
+            *rows,
+            heat,
+            peak,
+            self.far,
+            pivots,
+            counts,
+            masses,
+            vocab,
+            pieces,
+            BLOCK=BLOCK,
+            **sizes,
+            **WARPS,
+        )
+        narrow.gather_kernel[grid](
+            *rows,
+            top_k,
+            top_p,
+            pivots,
+            counts,
+            masses,
+            span,
+            found,
+            vocab,
+            pieces,
+            BLOCK=BLOCK,
+            **sizes,
+            **WARPS,
+        )
+        narrow.narrow_kernel[(len(filtered),)](
+            filtered,
+            heat,
+            peak,
+            top_k,
+            top_p,
+            min_p,
+            pivots,
+            counts,
+            masses,
+            span,
+            found,
+            edge,
+            room,
+            vocab,
+            pieces,
+            BLOCK=SEARCH_BLOCK,
+            **sizes,
+            num_warps=SEARCH_WARPS,
+        )
 
     def score_scratch(self, count: int) -> tuple[Tensor, Tensor, Tensor] | None:
         if not count:

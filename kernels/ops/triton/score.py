@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.triton.choose import order_of, value_of
+from kernels.ops.triton.narrow import order_of, value_of
 
 LOW = tl.constexpr(0x7FFFFFFF)  # of a key, what is its id turned round
 NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
