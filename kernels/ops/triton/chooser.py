@@ -5,8 +5,8 @@ Nothing here waits for the device: what rows ask for goes up in one copy through
 log-probabilities come back through it with the step.
 
 Memory: the table is int32 [slots, vocab], made at the first row with penalties and kept (256 slots
-of 151,936 tokens: 148 MiB). While it is chosen for, a row takes a copy of its logits if they change,
-two if tokens are taken out, and as much again if it is filtered. Where there is none, `choose`
+of 151,936 tokens: 148 MiB). While it is chosen for, a row takes a copy of its logits if they are
+edited, two if tokens are taken out, and as much again if it is filtered. Without room `choose`
 raises torch.OutOfMemoryError before anything is launched, and the step is one for which there is no
 memory, like any other.
 """
