@@ -85,6 +85,8 @@ WORDS = ("one", "small", "letter", "naïve", "→", "house", "in", "the", "sound
 IMPOSSIBLE = ("regex", "[z&&a]x(")
 
 
+# A text that may be within this stop string wherever it is gone on from.
+LONG_STOP = ("aab", ("regex", "a{40,70}b( [a-z]{1,9}){0,3}"))
 # What chats may call, and the one that some of them name.
 CALLED = "book"
 TOOL_WAYS = ("required", "single", "named")

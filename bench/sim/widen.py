@@ -16,6 +16,7 @@ from bench.sim.scenario import (
     FRONTS,
     GRAMMARS,
     LONG_GRAMMARS,
+    LONG_STOP,
     TOOL_WAYS,
     WORDS,
     Ask,
@@ -44,11 +45,12 @@ def widen(scenario: Scenario) -> Scenario:
     if rng.random() < 0.35:
         scenario = scenario._replace(asks=crowded(scenario.asks, rng))
     for name, change, share in (
-        ("grammars", more_grammars, 0.35),
+        ("grammars", more_grammars, 0.5),
         ("returns", more_returns, 0.35),
         ("log probabilities", more_logprobs, 0.35),
         ("native", some_native, 0.3),
         ("tools", some_tools, 0.35),
+        ("stops", long_stops, 0.35),
     ):
         rng = rng_for(scenario.seed, name)
         if rng.random() < share:
@@ -60,6 +62,8 @@ def widen(scenario: Scenario) -> Scenario:
         # A call of several choices never fits into a mailbox of one message, and a batch tries on.
         shape = scenario.shape._replace(batches=True, mailbox_max=0, waits=False)
         scenario = scenario._replace(shape=shape, asks=scenario.asks + draw_batches(scenario, rng))
+    if rng_for(scenario.seed, "spoils").random() < 0.08:
+        scenario = scenario._replace(spoils=True)
     rng = rng_for(scenario.seed, "strikes")
     if rng.random() < 0.5:
         scenario = scenario._replace(menu=struck(scenario.menu, rng))
@@ -184,6 +188,15 @@ def some_tools(ask: Ask, rng: random.Random) -> Ask:
         stop_ids=(),
         grammar=(),
         meets="",
+    )
+
+
+def long_stops(ask: Ask, rng: random.Random) -> Ask:
+    stop, grammar = LONG_STOP
+    if ask.tools or ask.reader == "http background" or rng.random() < 0.6:
+        return ask
+    return ask._replace(
+        stop=stop, grammar=grammar, max_tokens=100, ignore_eos=False, stop_ids=(), meets=""
     )
 
 
