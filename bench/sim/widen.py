@@ -196,7 +196,7 @@ def long_stops(ask: Ask, rng: random.Random) -> Ask:
     if ask.tools or ask.reader == "http background" or rng.random() < 0.6:
         return ask
     return ask._replace(
-        stop=stop, grammar=grammar, max_tokens=100, ignore_eos=False, stop_ids=(), meets=""
+        stop=stop, grammar=grammar, max_tokens=80, ignore_eos=False, stop_ids=(), meets=""
     )
 
 
