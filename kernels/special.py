@@ -199,16 +199,21 @@ class Scores:
 
     def told(self, columns: NDArray[Any], tokens: Ints) -> list[TokenLogprobs | None]:
         """Of the sampled rows `columns` that got `tokens`; None for those that did not ask."""
-        place = {column: nth for nth, column in enumerate(self.columns.tolist())}
+        most = int(self.wanted.max(initial=0))
+        values = self.landed[:, : 1 + most].view(np.float32).tolist()
+        ids = self.landed[:, 1 + TOP : 1 + TOP + most].tolist()
+        rows = zip(self.columns.tolist(), self.wanted.tolist(), values, ids, strict=True)
+        asked = {column: row for column, *row in rows}
         return [
-            self.entry(place[column], token) if column in place else None
+            entry(token, *asked[column]) if column in asked else None
             for column, token in zip(columns.tolist(), tokens.tolist(), strict=True)
         ]
 
-    def entry(self, nth: int, token: int) -> TokenLogprobs:
-        count, row = int(self.wanted[nth]), self.landed[nth]
-        values = np.maximum(row[: 1 + count].view(np.float32), LOGPROB_MIN).tolist()
-        ids = row[1 + TOP : 1 + TOP + count].tolist()
-        pairs = [pair for pair in zip(ids, values[1:], strict=True) if pair[1] > LOGPROB_MIN]
-        pairs.sort(key=lambda pair: (-pair[1], pair[0]))
-        return TokenLogprobs(token, values[0], tuple(pairs))
+
+def entry(token: int, count: int, values: list[float], ids: list[int]) -> TokenLogprobs:
+    """Of one row, from its own token's log-probability and those of the best; `count` are real."""
+    found = zip(ids[:count], values[1 : 1 + count], strict=True)
+    pairs = sorted(
+        (pair for pair in found if pair[1] > LOGPROB_MIN), key=lambda pair: (-pair[1], pair[0])
+    )
+    return TokenLogprobs(token, max(values[0], LOGPROB_MIN), tuple(pairs))
