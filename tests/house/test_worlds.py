@@ -20,7 +20,7 @@ from actors.gateway.actor import Gateway
 from bench.sim.draws import Age, draw
 from bench.sim.judge import NEWS_S, news_since
 from bench.sim.oracle import oracle_of
-from bench.sim.scenario import GRAMMARS, Ask, Leap, Menu
+from bench.sim.scenario import GRAMMARS, LONG_GRAMMARS, Ask, Leap, Menu
 from bench.sim.shadow import ShadowWorker
 from bench.sim.sights import COUNTED, FAULTS, SOMETIMES
 from bench.sim.text import VOCAB_SIZE, make_tokenizer
@@ -154,6 +154,31 @@ def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) 
     assert leapt.fired == still.fired + Counter(clock)
     # The chain is of bytes, and what was asked in a chat says when.
     assert leapt._replace(fired=still.fired, chain=still.chain) == still
+
+
+def test_who_comes_back_to_an_answer_in_other_pieces_gets_each_token_once(model: Path) -> None:
+    """Text, log probabilities and usage, where another gateway has it made again."""
+    drawn = draw(28, 20.0, age=Age.RICH)
+    ask = drawn.asks[0]._replace(
+        reader="http returns", grammar=LONG_GRAMMARS[0], logprobs=True, max_tokens=60, pause_s=0.5,
+        ignore_eos=False, stop_ids=(), meets="", text="", choice_count=1, namespace="",
+    )  # fmt: skip
+    asks = tuple(
+        ask._replace(name=f"c{i}", at_s=float(i), prompt=(5, 6, 7 + i), after=(2, 8, 11, 14)[i % 4])
+        for i in range(16)
+    )
+    shape = drawn.shape._replace(
+        placement="two fronts", page_size=16, kv_tokens=640, queued_max=64, mailbox_max=0,
+        step_s=0.2, resume_s=1.0, jumps_vary=True,
+    )  # fmt: skip
+    peace = Menu(gap_s=1e9, weights={"kill": 1.0}, drop=0.0, repeat=0.0)
+    result = run_world(
+        drawn._replace(shape=shape, asks=asks, menu=peace, drain=None, poison=None, spoils=False),
+        model,
+    )
+    assert result.whole_count == len(asks)
+    assert result.seen["came back to another gateway"] > 4
+    assert result.seen["came back to other pieces than it had"] > 2
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
