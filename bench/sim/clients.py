@@ -216,6 +216,7 @@ class Client:
                 b"" if by_get else body_of(ask),
                 headers,
                 leaves_after=events if leaves else None,
+                is_torn=bool(ask.tools) or ask.after > 12,
             )
             await world.site(life).serve(exchange)
             if by_get and exchange.status == 404:

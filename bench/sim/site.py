@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,9 +44,11 @@ class Exchange:
         *,
         pause_s: float = 0.0,
         leaves_after: int | None = None,
+        is_torn: bool = False,
     ) -> None:
         self.pause_s = pause_s  # of a slow reader, at each piece
         self.leaves_after = leaves_after  # events
+        self.is_torn = is_torn  # who leaves has lost what lay behind these in the same piece
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.body = b""
@@ -96,6 +99,9 @@ class Exchange:
             await asyncio.sleep(self.pause_s)
         if self.leaves_after is not None and not self.has_left:
             if self.body.count(b"data: ") > self.leaves_after:
+                if self.is_torn:
+                    ends = [match.end() for match in re.finditer(b"\n\n", self.body)]
+                    self.body = self.body[: ends[self.leaves_after]]
                 self.leave()
 
     def hold(self, is_so: bool, what: str) -> None:
