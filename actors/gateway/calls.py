@@ -17,7 +17,7 @@ import msgspec
 
 from actors.gateway.call import Call, Checked, Row, check_encodes, run_encodes
 from actors.gateway.errors import STATUS, Refused, unavailable
-from actors.gateway.record import Record, Stage, Verdict
+from actors.gateway.record import CANCELLED, DROPPED, GAP, Record
 from actors.gateway.recovery import Lost, Recovery, overloaded
 from actors.gateway.stream import Owner, Stream
 from actors.runtime.context import Context
@@ -31,6 +31,7 @@ TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 E2E_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+BROKEN_OFF = (FinishReason.ERROR, FinishReason.ABORT)  # no answer
 FULL = overloaded("Too many requests are open; try again later.")
 
 
@@ -131,9 +132,9 @@ class Calls:
         gaps: Counter[float] = Counter()  # what a step brings has mostly waited equally long
         for delta in deltas:
             verdict, record = self.ledger.take(delta, now_s)
-            if record is None or verdict is Verdict.DROPPED:
+            if record is None or verdict is DROPPED:
                 continue
-            if verdict is Verdict.GAP:
+            if verdict is GAP:
                 self.lose(self.recovery.interrupt(record))
             else:
                 self._deliver(record, delta, now_s, gaps)
@@ -143,7 +144,7 @@ class Calls:
 
     def encoded(self, message: Encoded) -> None:
         record = self.ledger.encoded(message, self.context.now_s())
-        if record is None or not record.is_check or record.stage is Stage.CANCELLED:
+        if record is None or not record.is_check or record.stage is CANCELLED:
             return
         open_call = self.open[record.call_id]
         del open_call.requests[record.request]
@@ -167,7 +168,7 @@ class Calls:
     def lose(self, lost: Iterable[Lost]) -> None:
         """Each has left the ledger, and its failure is its call's."""
         for record, problem in lost:
-            if problem is None or record.stage is Stage.CANCELLED:
+            if problem is None or record.stage is CANCELLED:
                 self._count_abort(record)
                 continue
             is_refusal = STATUS[problem.fault] < 500 or problem.fault is Fault.OVERLOADED
@@ -282,10 +283,11 @@ class Calls:
         self._add(open_call, encodes)
 
     def _deliver(self, record: Record, delta: Delta, now_s: float, gaps: Counter[float]) -> None:
-        if record.stage is Stage.CANCELLED:
+        if record.stage is CANCELLED:
             self._count_abort(record)
             return
-        if delta.finish is FinishReason.ERROR or delta.finish is FinishReason.ABORT:
+        is_end = delta.finish is not None
+        if is_end and delta.finish in BROKEN_OFF:
             problem = delta.problem
             if problem is None:
                 problem = unavailable("The request was aborted by the server.", code="aborted")
@@ -297,7 +299,7 @@ class Calls:
         stream = open_call.stream
         unread = stream.outbox.push(Row(record.choice, delta), now_s)
         stream.wake()
-        if delta.finish is not None:
+        if is_end:
             del open_call.requests[record.request]
             if open_call.waiting:
                 self._narrow[record.call_id] = open_call

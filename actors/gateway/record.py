@@ -107,6 +107,12 @@ class Verdict(enum.Enum):
     GAP = "gap"  # tokens are missing before it: interrupt the request
 
 
+# Bound once, for what is done with each token: read from its class, a member costs as much as a
+# call (Python 3.11).
+ENCODING, CANCELLED = Stage.ENCODING, Stage.CANCELLED
+TAKEN, DROPPED, GAP = Verdict.TAKEN, Verdict.DROPPED, Verdict.GAP
+
+
 class Interrupted(NamedTuple):
     """What a loss did. Records in `given_up` and `forgotten` have left the ledger."""
 
@@ -170,24 +176,24 @@ class Ledger:
         """Judges one delta; a terminal one that is taken has removed its record."""
         record = self._current(delta.request, delta.attempt)
         if record is None:
-            return Verdict.DROPPED, None
+            return DROPPED, None
         is_end = delta.finish is not None
-        if record.stage is Stage.CANCELLED:
+        if record.stage is CANCELLED:
             if is_end:
                 del self.records[record.request]
-            return (Verdict.TAKEN if is_end else Verdict.DROPPED), record
+            return (TAKEN if is_end else DROPPED), record
         if delta.index > record.token_count or (is_end and delta.index < record.token_count):
-            return Verdict.GAP, record
+            return GAP, record
         if is_end:
             del self.records[record.request]
-            return Verdict.TAKEN, record
+            return TAKEN, record
         if delta.index < record.token_count:
             self.dropped_count += 1
-            return Verdict.DROPPED, record
+            return DROPPED, record
         assert len(delta.token_ids) == 4 * delta.token_count, (
             f"{delta.request}: {delta.token_count} tokens with {len(delta.token_ids)} bytes of ids"
         )
-        if record.stage is Stage.ENCODING:  # it overtook `Encoded`, which comes another way
+        if record.stage is ENCODING:  # it overtook `Encoded`, which comes another way
             record.stage, record.since_s = Stage.RUNNING, now_s
         if delta.token_count:
             record.losses = record.retries = record.unknown_count = 0
@@ -197,7 +203,7 @@ class Ledger:
             record.usage = delta.usage
         record.token_count += delta.token_count
         record.emitted += delta.token_ids
-        return Verdict.TAKEN, record
+        return TAKEN, record
 
     def failed(self, message: Failed) -> Record | None:
         """The record, removed; None when the message is of no use."""

@@ -190,8 +190,9 @@ class Schedule:
             if request is not None and request.state is not State.DONE:
                 self.output.tell_prompt(request, part)
         count = 0
+        done = State.DONE  # read once: a member's name is looked up by a call (Python 3.11)
         for request, token, packed, logprob, vector in sampled(flight, message):
-            if request.state is State.DONE:
+            if request.state is done:
                 continue
             count += 1
             tokens = request.tokens
