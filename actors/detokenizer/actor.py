@@ -46,7 +46,7 @@ class Detokenizer(Actor):
             # The news of a death overtakes what the dead said. Nobody would end what this opens.
             self.context.count("histrio_detokenizer_dropped_total", reason="dead")
             return
-        life = 0 if sender is None else sender.incarnation
+        life = self.incarnation_min if sender is None else sender.incarnation
         for opened in message.opened:
             self.open(opened, life)
         by_gateway: dict[Address, list[Delta]] = {}
@@ -103,4 +103,5 @@ class Detokenizer(Actor):
     def check(self) -> None:
         for request, output in self.outputs.items():
             assert output.request == request, (request, output.request)
+            assert output.life >= self.incarnation_min, f"{request} is of a dead scheduler"
             output.check()

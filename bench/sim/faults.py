@@ -205,7 +205,8 @@ class Injector:
             return False
         gateway = self.rng.choice(running).actor
         assert isinstance(gateway, Gateway)
-        path = self.rng.choice(sorted(row.path for row in gateway.controls.actor_rows()))
+        known = sorted(row.path for row in gateway.controls.actor_rows())
+        path = self.rng.choice(self.menu.restarted or known)
         self.tell(f"restart of {path} asked for")
         now_s = self.house.loop.time()
         self.restarts += [

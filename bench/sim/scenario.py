@@ -189,6 +189,7 @@ class Menu(NamedTuple):
     repeat: float
     sites: tuple[str, ...] = SITES  # messages at which "kill at a message" comes
     passes_max: int = 30  # so many may go by before
+    restarted: tuple[str, ...] = ()  # of whom a new life is asked for; empty: of anybody
 
 
 class Drain(NamedTuple):

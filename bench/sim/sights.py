@@ -79,6 +79,7 @@ SOMETIMES = (
     "refused with Retry-After",
     "a mailbox was full",
     "a stale step was left out",
+    "a dead scheduler's tokens came late",
     "a spare was used",
     "the root gave up",
     "the work of a supervisor failed",

@@ -29,6 +29,7 @@ LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
 LEAP_MAX_S = 10 * 3600.0  # off what it was, together: less than what is kept for a day
 # Messages of steps, which come while there is work.
 WORKING = ("Step", "StepDone", "Tokens", "Deltas", "Acquired")
+ROLLED = ("replica/scheduler",) * 3 + ("replica/worker", "replica/cache")
 # Those that leave one way on, for many tokens.
 FORCING = tuple(grammar for grammar in LONG_GRAMMARS if grammar[0] in ("regex", "choice"))
 # What an ask has that is more than its text.
@@ -67,6 +68,9 @@ def widen(scenario: Scenario) -> Scenario:
     rng = rng_for(scenario.seed, "strikes")
     if rng.random() < 0.5:
         scenario = scenario._replace(menu=struck(scenario.menu, rng))
+    rng = rng_for(scenario.seed, "rolling")
+    if rng.random() < 0.3:
+        scenario = scenario._replace(menu=rolling(scenario.menu, rng))
     return scenario._replace(
         leaps=draw_leaps(rng_for(scenario.seed, "wall clock"), scenario.duration_s)
     )
@@ -77,6 +81,13 @@ def struck(menu: Menu, rng: random.Random) -> Menu:
     weights = menu.weights | {"kill at a message": rng.choice((3.0, 10.0))}
     gap_s = min(menu.gap_s, rng.choice((5.0, 20.0)))
     return menu._replace(weights=weights, gap_s=gap_s, sites=WORKING, passes_max=12)
+
+
+def rolling(menu: Menu, rng: random.Random) -> Menu:
+    """Restarts that are asked for, of who has most to say to others."""
+    weights = menu.weights | {"restart asked for": 10.0}
+    gap_s = min(menu.gap_s, rng.choice((3.0, 10.0)))
+    return menu._replace(weights=weights, gap_s=gap_s, restarted=ROLLED)
 
 
 def crowded(asks: tuple[Ask, ...], rng: random.Random) -> tuple[Ask, ...]:

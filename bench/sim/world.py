@@ -174,6 +174,8 @@ class World:
             match name, dict(labels):
                 case "histrio_retractions_total", _:
                     seen["retracted"] += count
+                case "histrio_detokenizer_dropped_total", {"reason": "dead"}:
+                    seen["a dead scheduler's tokens came late"] += count
                 case "histrio_dead_letters_total", {"cause": "full"}:
                     seen["a mailbox was full"] += count
         for _, _, reason in self.deaths:
