@@ -21,7 +21,7 @@ from actors.runtime.codec import Decoder
 from actors.runtime.crew import Crew
 from actors.runtime.directory import Entry
 from actors.runtime.durations import Durations
-from actors.runtime.mailbox import Envelope, Mailbox, Put, give_back
+from actors.runtime.mailbox import TAKEN, USER, Envelope, Mailbox, Put, give_back
 from actors.runtime.recorder import Event, Recorder
 from actors.runtime.streams import Inflow, Stream
 from actors.runtime.timers import Timers
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DETAIL_CHARS_MAX = 500
 TRACE_LINES_MAX = 12
 TURN_S = 0.005  # so long may a turn be, and one message more
-HANDLED, USER = int(Event.HANDLED), int(Lane.USER)  # bound once: a record is made in each turn
+HANDLED = int(Event.HANDLED)  # bound once, as `TAKEN` and `USER`: a record is made in each turn
 
 
 class Life:
@@ -156,7 +156,7 @@ class Life:
             node.undelivered(envelope, life.address, Cause.UNREADABLE)
             return
         put = life.mailbox.put(envelope, self.time())  # as `put`, in line: this is the hot path
-        if put is not Put.TAKEN:
+        if put is not TAKEN:
             life._put_not_taken(put, envelope, self)
         if not life.is_awake:
             life.wake()
@@ -264,7 +264,7 @@ class Life:
                     self.is_awake = False
                     return
                 lane, envelope = taken
-                if lane is not Lane.USER:
+                if lane is not USER:
                     if self._handle_urgent(lane, envelope.body, now_s):
                         return
                     continue
