@@ -2,7 +2,7 @@
 
 It does not know faults. A gateway that dies is asked again, or another one: what it has been told
 is kept on the disk. Laws: a batch that was taken ends, whatever dies meanwhile; each line has one
-result, the right one or a failure that somebody's death explains; none expires within a day,
+result, the right one or a failure that something explains; none expires within a day,
 whatever is done to the wall clock.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.gateway.errors import Refused
+from actors.gateway.record import LOSSES_MAX
 from bench.sim.bodies import body_of, path_of
 from bench.sim.calling import answer_of
 from bench.sim.scenario import Ask
@@ -23,8 +24,9 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 BOUNDARY = "lines"
 LOOK_S = 3.0
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
-# A line may end so, where something has died under it.
-LOSSES = ("interrupted", "repeatedly_interrupted", "grammar_timeout")
+# A line may end so, where something has gone wrong meanwhile, or shortly before.
+LOSSES = ("interrupted", "grammar_timeout")
+PATIENCE_S = 30.0
 
 
 class Line(NamedTuple):
@@ -133,10 +135,17 @@ class Batch:
                 answer.assert_whole()
                 continue
             error = response["body"]["error"]
-            is_lost = error["code"] in LOSSES and self.world.judge.deaths(
-                began_s - LOOK_S, self.world.loop.time()
-            )
-            assert is_lost, f"{line.ask.name} of a batch: {error}"
+            is_explained = self.is_explained(error["code"], began_s)
+            assert is_explained, f"{line.ask.name} of a batch: {error}"
+
+    def is_explained(self, code: str, began_s: float) -> bool:
+        """Whether a line that came to nothing had a reason for it."""
+        shape, judge, now_s = self.world.scenario.shape, self.world.judge, self.world.loop.time()
+        if code == "grammar_timeout" and shape.compile_s > shape.grammar_timeout_s:
+            return True
+        if code == "repeatedly_interrupted":
+            return len(judge.deaths(began_s - LOOK_S, now_s)) >= LOSSES_MAX
+        return code in LOSSES and judge.trouble_before(now_s) > began_s - PATIENCE_S
 
     # Doors
 
