@@ -95,7 +95,7 @@ class Batch:
             if batch["status"] not in RUNNING:
                 return batch, is_cancelled
             looks += 1
-            if self.ask.after % 4 == 3 and looks == 1 + self.ask.after // 4:
+            if self.ask.after % 5 < 2 and looks == 1 + self.ask.after % 2:
                 try:
                     await self.door("POST", f"{path}/cancel")
                 except Refused as refused:  # it has ended just now

@@ -346,6 +346,7 @@ class World:
         async def started(leaf: Any) -> None:
             if self.is_spoiled:
                 self.is_spoiled = False
+                self.seen["the work of a supervisor failed"] += 1
                 raise RuntimeError(SPOILED)
             await start_leaf(leaf)
 
@@ -479,7 +480,7 @@ class World:
         self.gave_up = await system.wait()
         self.seen["the root gave up"] += 1
         if SPOILED in self.gave_up.detail:
-            self.seen["the work of a supervisor failed"] += 1
+            self.seen["the root gave up as its own work failed"] += 1
         self.journal.note(f"the root gave up: {self.gave_up.detail}")
         self.injector.end()
         await system.stop()
