@@ -24,6 +24,7 @@ import msgspec
 
 from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import translate
+from actors.worker.effort import Effort
 from actors.worker.grammar import Grammars
 from actors.worker.watch import Watch
 from kernels.health import DeviceLost
@@ -36,7 +37,6 @@ from messages.scheduler import Compiled
 from messages.system import Reason
 
 HANG_STEPS = 4  # of the largest: while a device computes them, this process does nothing
-CPU_GRAIN_S = 0.02  # less than this in a look is what the loop itself uses
 MORE_MEMORY = (
     "ask for less (--context-len, --max-running, --prefill-budget, --kv-tokens), give the pool more"
     " of it (--memory-fraction, --graph-bytes), or end what else uses the device"
@@ -103,6 +103,7 @@ class Worker(Actor):
         self.lock = threading.Lock()  # of the runner, between the two threads
         self.hang_s = worker.hang_s
         self.watch = Watch(worker.hang_s)
+        self.effort = Effort()
         self.step_count = 0  # that have come and are not answered
         self.epoch_come: int | None = None  # of the last step that came
 
@@ -220,10 +221,10 @@ class Worker(Actor):
         self.context.let_go(lane="forward")
 
     def progress(self) -> int:
-        """What changes while the forward goes on. Without a finer count, the processor time of this
-        process: a thread that waits for ever uses none."""
+        """What changes while the forward goes on. Without a finer count, the processor time of the
+        threads that do: one that waits for ever uses none."""
         counted = self.runner.progress()
-        return counted if counted is not None else int(time.process_time() / CPU_GRAIN_S)
+        return counted if counted is not None else self.effort.spent()
 
     def on_look(self, message: Look) -> None:
         quiet_s = self.watch.look(self.progress())
@@ -280,6 +281,7 @@ class Worker(Actor):
 
     def watched(self, work: Callable[[], T]) -> T:
         """Runs in a thread. Raises DeviceLost instead of what comes of one that is lost."""
+        self.effort.count_me()
         try:
             return work()
         except Exception as error:
