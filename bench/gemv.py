@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -96,24 +96,25 @@ class Bench:
     def library(self, weight: torch.Tensor) -> None:
         torch.mm(self.x[None], weight.t())
 
-    def time_us(self, call: object) -> float:
-        """Of one launch, in a graph over all weights."""
-        graph = torch.cuda.CUDAGraph()
-        for weight in self.weights:
-            call(weight)  # type: ignore[operator]
+
+def graph_us(call: Callable[[torch.Tensor], Any], weights: Sequence[torch.Tensor]) -> float:
+    """Microseconds of one launch, in a graph over all weights."""
+    graph = torch.cuda.CUDAGraph()
+    for weight in weights:
+        call(weight)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for weight in weights:
+            call(weight)
+    times = []
+    for _ in range(12):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            for weight in self.weights:
-                call(weight)  # type: ignore[operator]
-        times = []
-        for _ in range(12):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        return 1e3 * median(times[2:]) / len(self.weights)
+        times.append(begin.elapsed_time(end))
+    return 1e3 * median(times[2:]) / len(weights)
 
 
 def main(words: Sequence[str]) -> int:
@@ -140,7 +141,10 @@ def main(words: Sequence[str]) -> int:
     for case in CASES:
         bench = Bench(case)
         times = sorted(
-            (bench.time_us(lambda weight, s=shape, b=bench: b.launch(weight, s, True)), shape)
+            (
+                graph_us(lambda weight, s=shape, b=bench: b.launch(weight, s, True), bench.weights),
+                shape,
+            )
             for shape in launches(case)
         )
         best_us, best = times[0]
@@ -149,7 +153,7 @@ def main(words: Sequence[str]) -> int:
             us=best_us,
             tb_per_s=bench.weights[0].nbytes / best_us / 1e6,
             launch=str(best),
-            library_us=bench.time_us(bench.library),
+            library_us=graph_us(bench.library, bench.weights),
             then=", ".join(f"{us:.1f} {shape}" for us, shape in times[1:4]),
         )
         del bench

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.gemv import CASES, Case
+from bench.gemv import CASES, Case, graph_us
 from bench.gpu import measure_ceilings
-from bench.report import Report, median
+from bench.report import Report
 from kernels.ops.cublaslt import CublasLt, Product
 
 ABOUT = """\
@@ -59,28 +59,11 @@ class Bench:
             product.run(self.weights[0], self.x, out, way)
             assert float((out.float() - wanted).norm() / wanted.norm()) < 1e-2
             times.append(
-                self.time_us(lambda weight, way=way: product.run(weight, self.x, out, way))
+                graph_us(
+                    lambda weight, way=way: product.run(weight, self.x, out, way), self.weights
+                )
             )
         return times
-
-    def time_us(self, call: Callable[[Tensor], Any]) -> float:
-        """Of one launch, in a graph over all weights."""
-        graph = torch.cuda.CUDAGraph()
-        for weight in self.weights:
-            call(weight)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            for weight in self.weights:
-                call(weight)
-        times = []
-        for _ in range(12):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            times.append(begin.elapsed_time(end))
-        return 1e3 * median(times[2:]) / len(self.weights)
 
     def floor_us(self, ceilings: tuple[float, float]) -> float:
         size = 2 * (self.n * self.k + self.rows * self.k) + self.rows * self.n * 2
@@ -111,7 +94,7 @@ def main(words: Sequence[str]) -> int:
             continue
         for rows in found.rows:
             bench = Bench(case, rows)
-            library_us, floor_us = bench.time_us(bench.library), bench.floor_us(ceilings)
+            library_us, floor_us = graph_us(bench.library, bench.weights), bench.floor_us(ceilings)
             ways = bench.ways(found.ways)
             best_us = min(ways)
             report.add(
