@@ -240,15 +240,19 @@ class Client:
                 return False
             self.was_at, self.life, life = life, found, found
 
-    async def by_embedding(self, life: Life) -> bool:
-        ask = self.ask
-        exchange = Exchange("POST", EMBEDDINGS, embedding_body(ask))
+    async def asked(self, life: Life, path: str, body: bytes) -> Any:
+        """A whole answer. Raises Lost, Refused."""
+        exchange = Exchange("POST", path, body)
         await self.world.site(life).serve(exchange)
         if exchange.is_cut or not exchange.is_complete:
             raise Lost
         if exchange.status != 200:
             raise Refused(exchange.problem())
-        found = exchange.json()
+        return exchange.json()
+
+    async def by_embedding(self, life: Life) -> bool:
+        ask = self.ask
+        found = await self.asked(life, EMBEDDINGS, embedding_body(ask))
         assert found["data"][0]["embedding"] == unpack_floats(vector_for(ask)).tolist(), found
         assert found["usage"]["prompt_tokens"] == len(ask.prompt), found
         return True
@@ -256,14 +260,8 @@ class Client:
     async def by_native(self, life: Life) -> bool:
         """In the dialect of /generate, which says how long it took as well."""
         loop = asyncio.get_running_loop()
-        exchange = Exchange("POST", GENERATE, native_body(self.ask))
         begin_s = loop.time()
-        await self.world.site(life).serve(exchange)
-        if exchange.is_cut or not exchange.is_complete:
-            raise Lost
-        if exchange.status != 200:
-            raise Refused(exchange.problem())
-        found = exchange.json()
+        found = await self.asked(life, GENERATE, native_body(self.ask))
         assert_native(self, found)
         took_s = found["meta_info"]["e2e_latency"]
         assert 0.0 <= took_s <= loop.time() - begin_s + CLOCK_S, f"it is said to take {took_s:g} s"
