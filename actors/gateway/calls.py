@@ -17,7 +17,7 @@ import msgspec
 
 from actors.gateway.call import Call, Checked, Row, check_encodes, run_encodes
 from actors.gateway.errors import STATUS, Refused, unavailable
-from actors.gateway.record import CANCELLED, DROPPED, GAP, Record
+from actors.gateway.record import CANCELLED, DROPPED, LOST, Record
 from actors.gateway.recovery import Lost, Recovery, overloaded
 from actors.gateway.stream import Owner, Stream
 from actors.runtime.context import Context
@@ -31,8 +31,8 @@ TOKEN_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 E2E_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-BROKEN_OFF = (FinishReason.ERROR, FinishReason.ABORT)  # no answer
 FULL = overloaded("Too many requests are open; try again later.")
+FAILED = Problem(fault=Fault.INTERNAL, message="The request failed.")  # and nobody said why
 
 
 class OpenCall:
@@ -134,7 +134,7 @@ class Calls:
             verdict, record = self.ledger.take(delta, now_s)
             if record is None or verdict is DROPPED:
                 continue
-            if verdict is GAP:
+            if verdict is LOST:
                 self.lose(self.recovery.interrupt(record))
             else:
                 self._deliver(record, delta, now_s, gaps)
@@ -287,11 +287,8 @@ class Calls:
             self._count_abort(record)
             return
         is_end = delta.finish is not None
-        if is_end and delta.finish in BROKEN_OFF:
-            problem = delta.problem
-            if problem is None:
-                problem = unavailable("The request was aborted by the server.", code="aborted")
-            self.lose([Lost(record, problem)])
+        if delta.finish is FinishReason.ERROR:
+            self.lose([Lost(record, delta.problem or FAILED)])
             return
         if not delta.prompt_logprobs:
             self._observe(record, delta, now_s, gaps)

@@ -26,7 +26,7 @@ import msgspec
 
 from messages.gateway import Delta, Encoded, Failed
 from messages.tokenizer import Cancel, Encode
-from messages.types import Usage
+from messages.types import FinishReason, Usage
 
 LOSSES_MAX = 2  # deaths in a row, without a token in between: then a request is suspect
 # Before what nobody died of is sent again: a refusal, a gap, a request that nobody has.
@@ -104,13 +104,13 @@ class Record:
 class Verdict(enum.Enum):
     TAKEN = "taken"
     DROPPED = "dropped"
-    GAP = "gap"  # tokens are missing before it: interrupt the request
+    LOST = "lost"  # tokens are missing before it, or it was ended unasked: interrupt the request
 
 
 # Bound once, for what is done with each token: read from its class, a member costs as much as a
 # call (Python 3.11).
 ENCODING, CANCELLED = Stage.ENCODING, Stage.CANCELLED
-TAKEN, DROPPED, GAP = Verdict.TAKEN, Verdict.DROPPED, Verdict.GAP
+TAKEN, DROPPED, LOST = Verdict.TAKEN, Verdict.DROPPED, Verdict.LOST
 
 
 class Interrupted(NamedTuple):
@@ -183,7 +183,11 @@ class Ledger:
                 del self.records[record.request]
             return (TAKEN if is_end else DROPPED), record
         if delta.index > record.token_count or (is_end and delta.index < record.token_count):
-            return GAP, record
+            return LOST, record
+        if delta.finish is FinishReason.ABORT:
+            # Nobody here has asked for it: a part behind believed for a while that this gateway
+            # was gone.
+            return LOST, record
         if is_end:
             del self.records[record.request]
             return TAKEN, record

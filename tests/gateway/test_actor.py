@@ -515,6 +515,21 @@ def test_a_gap_in_the_tokens_is_filled_by_another_attempt() -> None:
     assert "".join(row.delta.text for row in read(stream)) == "abc"
 
 
+def test_what_was_aborted_unasked_is_filled_by_another_attempt() -> None:
+    """The parts behind took this gateway for dead, and it was not."""
+    cell = started()
+    stream, (encode,) = opened(cell)
+    cell.tell(Deltas((delta(encode, 0, "a"),)))
+    cell.tell(Deltas((delta(encode, 1, "", FinishReason.ABORT),)))
+    assert not stream.outbox.is_over
+    cell.advance(1.0)
+    (again,) = encodes(cell)
+    assert again.attempt == 2 and list(unpack(again.emitted)) == [40]
+    cell.tell(Deltas((delta(again, 1, "b", FinishReason.STOP),)))
+    assert "".join(row.delta.text for row in read(stream)) == "ab"
+    assert outcomes(cell) == {"stop": 1}
+
+
 def test_an_undelivered_prompt_waits_for_the_tokenizer() -> None:
     cell = started()
     stream, _ = opened(cell)

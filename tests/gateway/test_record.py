@@ -67,8 +67,8 @@ def test_tokens_are_taken_once_and_in_order() -> None:
 def test_a_gap_is_reported_and_takes_nothing() -> None:
     ledger = Ledger()
     record = opened(ledger)
-    assert ledger.take(delta(record, 1, 8), 1.0)[0] is Verdict.GAP
-    assert ledger.take(delta(record, 5, finish=FinishReason.STOP), 1.0)[0] is Verdict.GAP
+    assert ledger.take(delta(record, 1, 8), 1.0)[0] is Verdict.LOST
+    assert ledger.take(delta(record, 5, finish=FinishReason.STOP), 1.0)[0] is Verdict.LOST
     assert record.token_count == 0 and len(ledger) == 1
 
 
@@ -195,6 +195,18 @@ def test_several_parts_lost_at_once_are_one_loss() -> None:
     for _ in range(5):
         ledger.interrupt(everything, 1.0, blames=True)
     assert record.losses == 1
+
+
+def test_an_end_by_abort_that_nobody_asked_for_is_a_loss() -> None:
+    """A part behind believed that this gateway was dead: what it ended goes on."""
+    ledger = Ledger()
+    record = opened(ledger)
+    ledger.take(delta(record, 0, 5), 1.0)
+    end = delta(record, 1, finish=FinishReason.ABORT)
+    assert ledger.take(end, 1.0)[0] is Verdict.LOST
+    assert record.request in ledger.records and record.token_count == 1
+    assert ledger.interrupt(everything, 1.0, blames=False).parked == [record]
+    assert record.losses == 0
 
 
 def test_a_cancelled_request_stays_until_its_terminal_message() -> None:

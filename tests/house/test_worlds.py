@@ -52,6 +52,10 @@ FOUND_SINCE = {
     20_417: 360.0,  # what a dead scheduler had said came after the news, and was kept for ever
     20_494: 360.0,  # a root that had stood still with all others took a node for hung
 }
+# The same of worlds of today's age, where the seed orders the callbacks too.
+FOUND_SHUFFLED = {
+    40_045: 360.0,  # what a scheduler ended, as it took a gateway for dead, was a line's result
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,11 @@ def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
 @pytest.mark.parametrize("seed", FOUND_SINCE)
 def test_a_world_that_found_a_bug_since_stays_whole(seed: int, model: Path) -> None:
     run_world(draw(seed, FOUND_SINCE[seed], age=Age.RICH), model)
+
+
+@pytest.mark.parametrize("seed", FOUND_SHUFFLED)
+def test_a_world_that_found_a_bug_in_another_order_stays_whole(seed: int, model: Path) -> None:
+    run_world(draw(seed, FOUND_SHUFFLED[seed], shuffles=True, age=Age.WIDE), model)
 
 
 @pytest.mark.slow
