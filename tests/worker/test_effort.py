@@ -1,12 +1,27 @@
-"""A thread that computes is told from one that waits, whatever else its process does."""
+"""A thread that computes is told from one that waits, whatever else its process does. What it has
+started, and waits for, computes for it."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from actors.worker.effort import GRAIN_NS, Effort
+import pytest
+
+from actors.worker.effort import GRAIN_NS, TICK_NS, Effort
+
+# Says that it waits; computes for a few ticks at each line that it is given.
+PROGRAM = """
+import sys, time
+for _ in iter(lambda: print(flush=True) or sys.stdin.readline(), ""):
+    end = time.process_time_ns() + 3 * int(sys.argv[1])
+    while time.process_time_ns() < end:
+        pass
+"""
 
 
 def burn() -> None:
@@ -68,3 +83,27 @@ def test_a_thread_counts_once() -> None:
     burn()
     own = time.thread_time_ns() // GRAIN_NS
     assert own - 1 <= effort.spent() <= time.thread_time_ns() // GRAIN_NS + 1
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_program_that_a_thread_waits_for_computes_for_it(depth: int) -> None:
+    """As a kernel's compiler does, which may start another one."""
+    if not Path(f"/proc/self/task/{threading.get_native_id()}/children").exists():
+        pytest.skip("this system does not say who has started a process")
+    effort = Effort()
+    effort.count_me()
+    command = [sys.executable, "-c", PROGRAM, str(TICK_NS)]
+    for _ in range(depth):
+        outer = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+        command = [sys.executable, "-c", outer, *command]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        waiting = effort.spent()
+        assert effort.spent() - waiting <= TICK_NS // GRAIN_NS
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert effort.spent() >= waiting + 2 * TICK_NS // GRAIN_NS
+        child.stdin.close()
+    effort.spent()  # of a program that has ended: no error
