@@ -464,7 +464,8 @@ def try_seeds(folder: Path, first: int, count: int) -> tuple[int, str] | None:
     """The first seed of these that fails, and how."""
     command = [sys.executable, "-m", "app", "simulate", "--jobs", "1", "--seeds", str(count)]
     command += ["--first-seed", str(first), "--hours", repr(count * WORLD_S / 3600)]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ran = subprocess.run(
             [*command, "--stop"],
