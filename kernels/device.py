@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,9 @@ from torch import Tensor
 
 from kernels.attention.base import Attention, AttentionBatch, HostRows
 from kernels.batch import Ints, StepInput, StepOutput, no_ints
-from kernels.constrain import Masks
 from kernels.flight import FAILED_BEFORE, NOT_NUMBERS
 from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, decode_rows
+from kernels.guided import GuidedRows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
 from kernels.ops.sampling import Sampled, uniform
@@ -73,12 +73,12 @@ class DeviceFlight:
         """Waits, and records what came."""
         self.event.synchronize()  # sleeps: it is a blocking event
         tokens, bad = self.landed[0][self.columns], self.landed[1][self.columns] != 0
-        held, table = self.steps.held, self.steps.slots
+        guided, table = self.steps.guided, self.steps.slots
         before = table.record(self.pending, tokens, bad)
         good = ~bad & ~before
         slots, scores = self.pending.slots, self.scores
         own = good & table.open[slots] & (table.tenancy[slots] == self.pending.tenancy)
-        jumped = held.land(slots[own], tokens[own])
+        jumped = guided.land(slots[own], tokens[own])
         logprobs = None if scores is None else scores.told(self.columns[good], tokens[good])
         gone = np.concatenate((self.gone, slots[before]))
         fresh = slots[bad & ~before]
@@ -90,28 +90,10 @@ class DeviceFlight:
             logprobs,
             failed,
             detail,
-            held.refused(failed),
+            guided.refused(failed),
             jumped_slots=jumped[0],
             jumped_tokens=jumped[1],
         )
-
-
-class Held(Protocol):
-    """What keeps rows to their grammars: the runner."""
-
-    def guide(self, step: StepInput) -> None:
-        """Applies the step's deltas."""
-
-    def is_guided(self, slots: Ints) -> bool: ...
-
-    def masks(self, slots: Ints) -> Masks | None: ...
-
-    def land(self, slots: Ints, tokens: Ints) -> tuple[Ints, Ints]:
-        """What the slots got; and what they get behind it without being sampled, see
-        `StepOutput.jumped_slots`."""
-        ...
-
-    def refused(self, failed: Ints) -> Ints: ...
 
 
 class DeviceSteps:
@@ -125,7 +107,7 @@ class DeviceSteps:
         attention: Attention,
         eos_ids: tuple[int, ...],
         step_tokens_max: int,
-        held: Held,
+        guided: GuidedRows,
         graph_bytes: int,  # of memory for graphs; 0: none are captured
     ) -> None:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
@@ -145,7 +127,7 @@ class DeviceSteps:
         self.flights: deque[DeviceFlight] = deque()
         self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
         self.count = 0
-        self.held = held
+        self.guided = guided
         mask_len = slot_count * (-(-vocab_size // 32) + 4) + 64
         self.mask_stages = Stages(self.device, mask_len)
         self.sharing: tuple[bytes, int, Sharing | None] | None = None
@@ -167,7 +149,7 @@ class DeviceSteps:
         run. A step without rows is its own result."""
         slots = self.slots
         slots.apply(step)
-        self.held.guide(step)
+        self.guided.guide(step)
         if needs_tokens(slots.columns, step.slots):
             self.drain()
         gone = step.slots[slots.failed[step.slots]]
@@ -178,7 +160,7 @@ class DeviceSteps:
                 no_ints(),
                 failed=gone,
                 detail=FAILED_BEFORE if len(gone) else "",
-                refused=self.held.refused(gone),
+                refused=self.guided.refused(gone),
             )
         nth = self.count % STAGES
         user = self.users[nth]
@@ -249,7 +231,7 @@ class DeviceSteps:
             logits, result = self.replay_chunk(graph, batch, heat, noise, stage)
         else:
             logits, result = self.run(batch, heat, noise, stage)
-        if self.held.is_guided(rows):
+        if self.guided.is_guided(rows):
             counted, result = self.hold(logits, result, batch, heat, noise, nth)
         scores = self.choose(logits, result, rows, counted, heat, noise, nth)
         return result, scores, counted
@@ -287,7 +269,7 @@ class DeviceSteps:
         rows = batch.sampled_slots
         kv_len = batch.kv_len[np.isin(batch.slots, rows)]
         counts = self.slots.known_len[rows] == kv_len
-        masks = self.held.masks(np.where(counts, rows, NOBODY).astype(np.int32))
+        masks = self.guided.masks(np.where(counts, rows, NOBODY).astype(np.int32))
         if masks is None:
             return np.flatnonzero(counts), result
         if len(masks.broken):

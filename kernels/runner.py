@@ -20,9 +20,7 @@ on its own tokens, sampling parameters and (in float32 on a CPU, to the bit) on 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,29 +39,21 @@ from kernels.batch import (
     StepOutput,
     no_ints,
 )
-from kernels.constrain import (
-    BadGrammar,
-    Constrainer,
-    EngineUnavailable,
-    Masks,
-    TokenTable,
-    load_engine,
-)
+from kernels.constrain import Constrainer, TokenTable
 from kernels.cores import usable_cores
 from kernels.fit import largest_step
 from kernels.flight import FAILED_BEFORE, NOT_NUMBERS
 from kernels.flight import Flight as Flight  # part of this door
 from kernels.flight import Landed as Landed  # likewise
+from kernels.guided import GuidedRows
 from kernels.health import check_device
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
-from kernels.load.base import BadConfig
 from kernels.memory import release_freed
 from kernels.ops.sampling import Sampled, prompt_logprobs, sample
 from kernels.ops.vectors import read_vectors, reading_rows
 from kernels.parts import run_in_parts
 from kernels.processors.base import process
-from kernels.registry import UnknownName
 from kernels.settle import RunnerOptions as RunnerOptions  # part of this door
 from kernels.slots import FlatBatch, Slots
 
@@ -71,7 +61,6 @@ if TYPE_CHECKING:
     from kernels.device import DeviceSteps
 
 Progress = Callable[[str, int, int], None]  # what, done, total
-BESIDE_ROWS_MIN = 8  # a thread takes as long to wake as the masks of so many take
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +95,7 @@ class Runner:
         self.model, self.kv, self.slots, self.attention = model, kv, slots, attention
         self.facts, self.options = facts, options
         self.device = kv.layers[0][0].device
-        self.constrainer: Constrainer | None = None  # until the first constraint asks for one
-        self.masking: ThreadPoolExecutor | None = None  # likewise
+        self.guided = GuidedRows(slots, model.ops, self.device, options.token_jump)
         self.graphs_left = 0  # that `warm_up` had no time or memory for
         self.steps = device_steps(self)
 
@@ -141,7 +129,7 @@ class Runner:
         """Raises MemoryError: the step's deltas are applied, nothing is computed."""
         steps = self.steps
         if steps is None:
-            return Landed(self.jump(self.execute_here(step)))
+            return Landed(self.guided.jump(self.execute_here(step)))
         slots = self.slots
         is_prompt = slots.computed_len[step.slots] < slots.prompt_len[step.slots]
         asks = slots.columns.tells[step.slots] | slots.columns.reads[step.slots]
@@ -154,7 +142,7 @@ class Runner:
         if tells or processed:
             # More comes of a row than the graphs give, or its tokens must be read before.
             steps.drain()
-            output = self.jump(self.execute_here(step))
+            output = self.guided.jump(self.execute_here(step))
             steps.catch_up(step.slots)
             return Landed(output)
         flight = steps.launch(step)
@@ -211,15 +199,15 @@ class Runner:
     def execute_here(self, step: StepInput) -> StepOutput:
         """`launch_whole`, the host waiting for each step."""
         self.slots.apply(step)
-        self.guide(step)
+        self.guided.guide(step)
         batch = self.slots.flatten(step)
         gone = step.slots[self.slots.failed[step.slots]]
         if not len(batch.slots):
-            refused = self.refused(gone)
+            refused = self.guided.refused(gone)
             return StepOutput(
                 no_ints(), no_ints(), failed=gone, detail=FAILED_BEFORE, refused=refused
             )
-        masks = self.masks_beside(batch.sampled_slots)
+        masks = self.guided.masks_beside(batch.sampled_slots)
         try:
             with torch.inference_mode():
                 reading = reading_rows(self.slots, batch.sampled_slots)
@@ -229,7 +217,7 @@ class Runner:
                     for told, part in zip(batch.told, told_logits, strict=True)
                 ]
                 vectors = read_vectors(logits, hidden, self.slots, batch.sampled_slots, reading)
-                self.constrain(logits, masks())
+                self.guided.bar(logits, masks())
                 problem = process(logits, self.slots, batch.sampled_slots)
                 sampled = self.sample(logits, batch.sampled_slots)
         except RuntimeError as error:
@@ -243,14 +231,13 @@ class Runner:
         slots, tokens = batch.sampled_slots[good], sampled.tokens[good]
         failed = batch.sampled_slots[sampled.failed]
         self.slots.settle(batch, slots, tokens, failed)
-        if self.constrainer is not None:
-            self.constrainer.take(slots, tokens)
+        self.guided.take(slots, tokens)
         logprobs = sampled.logprobs
         if logprobs is not None:
             logprobs = [entry for entry, ok in zip(logprobs, good.tolist(), strict=True) if ok]
         detail = problem or NOT_NUMBERS if len(failed) else FAILED_BEFORE if len(gone) else ""
         failed = np.concatenate((failed, gone))
-        refused = self.refused(failed)
+        refused = self.guided.refused(failed)
         told = [
             PromptVector(int(batch.sampled_slots[index]), values)
             for index, values in vectors.items()
@@ -258,46 +245,12 @@ class Runner:
         ]
         return StepOutput(slots, tokens, logprobs, failed, detail, refused, prompts, vectors=told)
 
-    def is_guided(self, slots: Ints) -> bool:
-        """Whether a grammar has a say in any of the slots."""
-        guides = {} if self.constrainer is None else self.constrainer.guides
-        return bool(guides) and any(slot in guides for slot in slots.tolist())
-
-    def masks(self, slots: Ints) -> Masks | None:
-        """See `Constrainer.masks`."""
-        return None if self.constrainer is None else self.constrainer.masks(slots)
-
-    def land(self, slots: Ints, tokens: Ints) -> tuple[Ints, Ints]:
-        """Moves grammars on by what a launched step has brought; what `jump` appends."""
-        if self.constrainer is None:
-            return no_ints(), no_ints()
-        self.constrainer.take(slots, tokens)
-        output = self.jump(StepOutput(slots, tokens))
-        return output.jumped_slots, output.jumped_tokens
-
-    def jump(self, output: StepOutput) -> StepOutput:
-        """Appends to what was sampled the tokens that grammars force behind it, as far as there are
-        pages for them. They are known and not computed, like a prompt's."""
-        if not self.options.token_jump or not self.is_guided(output.slots):
-            return output
-        assert self.constrainer is not None
-        slots, tokens = self.constrainer.jump(output.slots, self.slots.room(output.slots))
-        self.slots.extend(slots, tokens)
-        return replace(output, jumped_slots=slots, jumped_tokens=tokens)
-
     def sample(self, logits: Tensor, slots: Ints) -> Sampled:
         """As steps that are launched ahead are sampled, if there are such here: a token must not
         depend on who is in the same batch."""
         if self.steps is not None:
             return self.steps.sample_here(logits, slots)
         return sample(logits, self.slots, slots, self.facts.eos_ids, self.model.ops)
-
-    def refused(self, failed: Ints) -> Ints:
-        """Those of the failed slots whose constraint is at fault."""
-        if self.constrainer is None or not len(failed):
-            return no_ints()
-        broken = self.constrainer.broken
-        return np.array([slot for slot in failed.tolist() if slot in broken], np.int32)
 
     def forward_told(
         self, batch: FlatBatch, want_hidden: bool
@@ -352,50 +305,12 @@ class Runner:
     def use_vocabulary(self, table: TokenTable, engine: str = "") -> Constrainer:
         """What ids stand for, which constraints need; `engine` goes before the options'. May be
         called by another thread than that of the steps. Raises BadConfig for an unknown engine."""
-        try:
-            engine = engine or self.options.grammar
-            self.constrainer = Constrainer(load_engine(engine, table), table)
-        except (UnknownName, EngineUnavailable) as error:
-            raise BadConfig(str(error)) from None
-        return self.constrainer
+        return self.guided.use_vocabulary(table, engine or self.options.grammar)
 
-    def guide(self, step: StepInput) -> None:
-        """Applies the step's deltas to the guides. A row that cannot be guided fails."""
-        constrainer = self.constrainer
-        if constrainer is None:
-            assert not any(row.constraint for row in step.opened), "ids stand for nothing yet"
-            return
-        for slot in step.closed.tolist():
-            constrainer.close(slot)
-        for row in step.opened:
-            if row.constraint is None:
-                continue
-            try:
-                generated = row.tokens[row.prompt_len :].tolist()
-                constrainer.open(row.slot, row.constraint, generated)
-            except BadGrammar:
-                constrainer.broken.add(row.slot)
-                self.slots.failed[row.slot] = True
-
-    def masks_beside(self, slots: Ints) -> Callable[[], Masks | None]:
-        """Of these slots, once they are asked for. On a CPU those of many rows are made in another
-        thread while this one computes the logits; on a device this one has nothing else to do."""
-        beside = self.device.type == "cpu" and len(slots) >= BESIDE_ROWS_MIN
-        if not beside or not self.is_guided(slots):
-            return functools.cache(lambda: self.masks(slots))
-        if self.masking is None:
-            self.masking = ThreadPoolExecutor(1, "masks")
-        return self.masking.submit(self.masks, slots).result
-
-    def constrain(self, logits: Tensor, masks: Masks | None) -> None:
-        """Takes out of logits [S, vocab] what grammars forbid, in place."""
-        if masks is None:
-            return
-        if len(masks.rows):
-            rows, words = self.to_device(masks.rows), self.to_device(masks.words)
-            self.model.ops.bar(logits, rows, words)
-        if len(masks.broken):
-            logits[self.to_device(masks.broken)] = torch.nan
+    @property
+    def constrainer(self) -> Constrainer | None:
+        """None before `use_vocabulary`."""
+        return self.guided.constrainer
 
     def to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
@@ -446,8 +361,7 @@ class Runner:
         if self.steps is not None:
             self.steps.reset()
         self.slots.clear()
-        if self.constrainer is not None:
-            self.constrainer.clear()
+        self.guided.clear()
         if not keep_kv:
             self.kv.forget()
 
@@ -465,6 +379,6 @@ def device_steps(runner: Runner) -> DeviceSteps | None:
         runner.attention,
         runner.facts.eos_ids,
         runner.options.step_tokens_max,
-        runner,
+        runner.guided,
         runner.options.graph_bytes if runner.options.graphs else 0,
     )
