@@ -37,6 +37,8 @@ Histrio serves language models over OpenAI-compatible HTTP, on a tree of supervi
   python -m app simulate              try whole deployments with faults, on a virtual clock
   python -m app doctor                check this machine
   python -m app plugins               list what is registered at each seam
+
+`python -m app COMMAND --help` says more.
 """
 
 SERVE = """\
@@ -89,22 +91,43 @@ A request is named by the id of its answer, or by the X-Request-Id that its clie
 of it in each room is written by a server with --log-level debug.
 """
 
-BENCH = """\
-Measures, prints a table, and with --json one JSON object a line.
+BENCHES = {
+    "serve": "any OpenAI-compatible server, over HTTP: tokens/s, first token, gaps, errors",
+    "offline": "the same loads through Engine, without HTTP",
+    "first": "where the time to the first token goes",
+    "front": "the front end, without a model: processor time of an event",
+    "idle": "what a server costs unasked",
+    "overhead": "what actors and recovery cost",
+    "structured": "what grammars cost, and what forced tokens bring",
+    "mailbox": "messages a second on one loop",
+    "hop": "a step of the batch to another process and back",
+    "planner": "scheduler and cache, for each decode step",
+    "radix": "the cache's tree, by page size",
+    "ops": "the compiled operators of a CPU",
+    "kl": "how far a dtype's probabilities are from float32's",
+    "gpu": "four loads on an NVIDIA GPU, without HTTP",
+    "gaps": "a GPU's steps by kernel, and when it idles",
+    "attention": "decode attention of one layer on a GPU",
+    "gemv": "products of one row on a GPU",
+    "products": "products of several rows on a GPU",
+    "cases": "public bug reports, asked of any OpenAI-compatible server",
+    "fuzz": "drawn requests, by the server's own description",
+    "chaos": "processes broken under load: streams equal, how soon they go on",
+    "edges": "slow readers, ten times the load, SIGTERM, deaths that don't end",
+    "soak": "half an hour of load and faults: what grows",
+    "leak": "what is left of 10,000 requests",
+    "wire": "hostile bytes for the sockets between processes",
+    "mutants": "planted bugs: seeds until the simulation sees each",
+}
+LISTED = "\n".join(f"  {name:<11} {about}" for name, about in BENCHES.items())
+BENCH = f"""\
+Measures, or tries what must hold; prints a table, and with --json one JSON object a line.
 
   python -m app bench serve --spawn --preset all      over HTTP, own server
   python -m app bench serve --url http://host:8000    any OpenAI-compatible server
-  python -m app bench offline --preset c32            the same without HTTP
-  python -m app bench cases --spawn                   bug reports of others, asked here
-  python -m app bench idle                            what a server costs unasked
-  python -m app bench front                           the front end, without a model
-  python -m app bench first --paced 2,300000          where the time to the first token goes
-  python -m app bench mailbox | hop | planner | radix | ops | kl
-  python -m app bench gpu | gaps | gemv | products       on an NVIDIA GPU
-  python -m app bench structured                      what grammars cost
-  python -m app bench overhead                        what actors and recovery cost
+  python -m app bench NAME --help                     what it measures, and its options
 
-`python -m app bench NAME --help` says more.
+{LISTED}
 """
 
 TOP = """\
@@ -160,18 +183,18 @@ def parser() -> argparse.ArgumentParser:
 
     root = argparse.ArgumentParser(
         prog="python -m app",
+        usage="python -m app COMMAND [option ...]",
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     root.add_argument("--version", action="version", version=f"histrio {version()}")
-    commands = root.add_subparsers(metavar="COMMAND", required=True)
+    commands = root.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
 
     def command(
-        name: str, run: Any, about: str, help: str, words: str = "[option ...]"
+        name: str, run: Any, about: str, words: str = "[option ...]"
     ) -> argparse.ArgumentParser:
         found = commands.add_parser(
             name,
-            help=help,
             # argparse would put sixty flags before the first sentence.
             usage=f"python -m app {name} {words}",
             description=about,
@@ -181,12 +204,12 @@ def parser() -> argparse.ArgumentParser:
         found.set_defaults(run=run)
         return found
 
-    one = command("serve", serve, SERVE, "serve a model over HTTP")
+    one = command("serve", serve, SERVE)
     add_config(one)
     add_flags(one)
 
     quiet = ("model", "tokenizer", "scheduler", "cache", "worker", "log", "runtime")
-    one = command("generate", generate, GENERATE, "complete prompts without a server", PROMPTS)
+    one = command("generate", generate, GENERATE, PROMPTS)
     one.add_argument("prompts", nargs="*", metavar="PROMPT", help="a prompt; `-` reads stdin")
     one.add_argument("--file", metavar="FILE", help="a text, or JSON lines of many prompts")
     one.add_argument("--out", metavar="FILE", help="where the answers go instead of stdout")
@@ -196,13 +219,13 @@ def parser() -> argparse.ArgumentParser:
     add_sampling(one)
     add_flags(one, quiet)
 
-    one = command("chat", chat, CHAT, "a conversation in the terminal")
+    one = command("chat", chat, CHAT)
     one.add_argument("--system", metavar="TEXT", help="the system message")
     add_config(one)
     add_sampling(one)
     add_flags(one, quiet)
 
-    one = command("logs", logs, LOGS, "show or follow the log of a run")
+    one = command("logs", logs, LOGS)
     one.add_argument("-f", "--follow", action="store_true", help="go on with what is written next")
     one.add_argument("--request", metavar="ID", help="lines about this request")
     one.add_argument("--actor", metavar="PATH", help="lines of this actor and those below it")
@@ -211,20 +234,24 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--log-dir", default="", metavar="DIR", help="where the runs are")
     one.add_argument("--json", action="store_true", help="the lines as they are in the files")
 
-    one = command("top", top, TOP, "watch a server's actors and load")
-    one.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
+    one = command("top", top, TOP)
+    one.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="the server (http://127.0.0.1:8000)"
+    )
     one.add_argument("--key", metavar="KEY", help="bearer token, where the server wants one")
-    one.add_argument("--interval", type=float, default=2.0, metavar="S", help="seconds (2)")
+    one.add_argument(
+        "--interval", type=float, default=2.0, metavar="S", help="seconds between two (2)"
+    )
     one.add_argument("--once", action="store_true", help="one screen and no more")
 
-    one = command("plugins", plugins, PLUGINS, "list what is registered at each seam")
+    one = command("plugins", plugins, PLUGINS)
     one.add_argument("--json", action="store_true", help="one JSON object a line")
 
-    command("simulate", bench_help, "", "whole deployments under seeds, with faults, checked")
-    one = command("bench", bench_help, BENCH, "measure", "[NAME] [option ...]")
+    command("simulate", bench_help, "")  # for its name; `simulate` reads its flags
+    one = command("bench", bench_help, BENCH, "[NAME] [option ...]")
     one.add_argument("name", nargs="?", help="what to measure")
 
-    one = command("doctor", doctor, DOCTOR, "check this machine")
+    one = command("doctor", doctor, DOCTOR)
     add_config(one)
     add_flags(one, ("model", "gateway", "log", "runtime"))
     return root
@@ -463,29 +490,6 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"      {'':<20} -> {check.advice}", flush=True)
         failed = failed or check.mark == "fail"
     return FAILED if failed else OK
-
-
-BENCHES = (
-    "serve",
-    "offline",
-    "cases",
-    "idle",
-    "mailbox",
-    "first",
-    "front",
-    "hop",
-    "planner",
-    "radix",
-    "ops",
-    "kl",
-    "gpu",
-    "gaps",
-    "gemv",
-    "products",
-    "structured",
-    "fuzz",
-    "overhead",
-)
 
 
 def bench_help(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ cost what they cost in a step. FlashInfer's plan on the host is measured apart. 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.command import parser_of
 from bench.report import Report, median
 from kernels.attention.base import AttentionBatch, AttentionShape
 from kernels.attention.fixed import FixedAttention
@@ -24,21 +24,18 @@ from kernels.attention.triton import TritonAttention
 from kernels.ops.base import Heads
 
 ABOUT = """\
-Decode attention of one layer, rows of equal and of mixed lengths.
+Decode attention of one layer: our kernels, over keys in bfloat16 and in fp8, those of fixed order,
+and FlashInfer's, where it is installed.
 
-  python -m bench.attention
-  python -m bench.attention --heads 32 8 128 --rows 1 64 256 --lens 1024 8192
+  python -m app bench attention
+  python -m app bench attention --heads 32 8 128 --rows 1 64 256 --lens 1024 8192
 """
 PAGE = 16
 LAYERS = 8  # pools in turn: more than the cache holds
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.attention",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("attention", ABOUT)
     parser.add_argument("--heads", nargs=3, type=int, default=[32, 8, 128])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--lens", nargs="+", type=int, default=[1024, 8192])

@@ -1,27 +1,7 @@
 """This file breaks the processes of a real server under load, and compares every stream with the
 undisturbed run, token by token.
 
-    python -m bench.chaos --streams 200 --ways kill:30,stop:10,spin:5,memory:5
-    python -m bench.chaos --roles worker --ways kill:3,stop:3 --model smol.gguf --hot-spare
-    python -m bench.chaos --journal faults.jsonl     # goes on where that run ended; shows all
-
-The streams are always open: where one ends the next begins. A fault comes by an event, after the
-k-th token of a drawn stream (a few from the last one), and the next one when all streams that it
-met have gone on: one stream may meet several, and each of them counts it. Ways:
-`kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
-loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
-(one that fails on the GPU: the worker's process can't use that any more).
-
-Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router),
-gateway. The root does nothing but supervise, as where a server is deployed. Where `gateway` is
-broken, clients of its connections come back with the last event that they have; without that role
-(`--roles worker,engine,front`) nobody does. A role is not struck before it has its process in
-reserve, but with --unready.
-
-Figures: streams equal to the undisturbed run; `went on`: those that got tokens from after the
-fault (the others had all theirs in a socket by then); errors a client saw; `seen`: from the fault
-until the root had told everybody, by its log; `next`: until the first token after the
-fault's; `all`: the same of every stream.
+It knows a process by its id and its log, and a stream by its tokens.
 """
 
 from __future__ import annotations
@@ -45,10 +25,37 @@ from typing import Any, NamedTuple
 from bench.chaos_load import Load, Plan, Stream, plans
 from bench.chaos_server import Server
 from bench.client import CUT, Client
+from bench.command import parser_of
 from bench.fused import GO_WRONG
 from bench.report import Report, percentile
 from bench.serve import first_model
 
+ABOUT = """\
+Breaks the processes of a real server under load, and compares every stream with the undisturbed
+run, token by token.
+
+  python -m app bench chaos --streams 200 --ways kill:30,stop:10,spin:5,memory:5
+  python -m app bench chaos --roles worker --ways kill:3,stop:3 --model smol.gguf --hot-spare
+  python -m app bench chaos --journal faults.jsonl     # goes on where that run ended; shows all
+
+The streams are always open: where one ends the next begins. A fault comes by an event, after the
+k-th token of a drawn stream (a few from the last one), and the next one when all streams that it
+met have gone on: one stream may meet several, and each of them counts it. Ways:
+`kill` (SIGKILL), `stop` (SIGSTOP, never continued), `spin` (a busy loop on the process's event
+loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
+(one that fails on the GPU: the worker's process can't use that any more).
+
+Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router),
+gateway. The root does nothing but supervise, as where a server is deployed. Where `gateway` is
+broken, clients of its connections come back with the last event that they have; without that role
+(`--roles worker,engine,front`) nobody does. A role is not struck before it has its process in
+reserve, but with --unready.
+
+Figures: streams equal to the undisturbed run; `went on`: those that got tokens from after the
+fault (the others had all theirs in a socket by then); errors a client saw; `seen`: from the fault
+until the root had told everybody, by its log; `next`: until the first token after the
+fault's; `all`: the same of every stream.
+"""
 ROLES = {"worker": "replica/worker", "engine": "replica/scheduler", "front": "tokenizer"}
 GATEWAY = "gateway"  # the role and its actor
 PATHS = {**ROLES, GATEWAY: GATEWAY}
@@ -392,11 +399,7 @@ async def main_async(found: argparse.Namespace) -> int:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("chaos", ABOUT, "[option ...] [-- option of the server ...]")
     parser.add_argument("words", nargs="*", help="for the server, after --")
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--streams", type=int, default=200)

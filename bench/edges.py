@@ -29,15 +29,17 @@ from bench.chaos import is_child
 from bench.chaos_load import Plan, plans
 from bench.chaos_server import Server
 from bench.client import Client, Outcome
+from bench.command import parser_of
 from bench.flood import Flooder, Found, Wave, post
 from bench.report import Report, percentile
 from bench.serve import first_model
 
 ABOUT = """\
-Each line says what was found and what it should be.
+What a server does with slow readers, too many requests, its end under load, and processes that are
+killed. Each line says what was found and what it should be.
 
-  python -m bench.edges                     all of them
-  python -m bench.edges slow overload       some
+  python -m app bench edges                   all of them
+  python -m app bench edges slow overload     some
 
 slow      100 clients that read 1 byte/s, beside 20 whose gaps between tokens are measured; against
           the same 100 reading as fast as they can
@@ -392,11 +394,7 @@ EDGES: dict[str, Callable[[argparse.Namespace, Show], Awaitable[None]]] = {
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.edges",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("edges", ABOUT, "[option ...] [EDGE ...]")
     parser.add_argument("edges", nargs="*", metavar="EDGE", help=", ".join(EDGES))
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--streams", type=int, default=40, help="of drain and fronts")

@@ -31,6 +31,7 @@ from actors.runtime.actor import Actor, MailboxSpec
 from actors.scheduler.actor import Scheduler
 from actors.tokenizer.actor import Done, Tokenizer
 from bench.client import Client, Outcome
+from bench.command import parser_of
 from bench.crowd import Crowd
 from bench.front import busy_ns, make_vocabulary
 from bench.report import ROOT, Report, percentile
@@ -376,12 +377,7 @@ def middle_wave(found: argparse.Namespace, url: str, streams: int) -> tuple[list
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench first",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("first", ABOUT)
 
     def numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]

@@ -32,6 +32,7 @@ from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
 from actors.runtime.system import System
 from actors.scheduler.mail import Mail
+from bench.command import parser_of
 from bench.flood import Flooder, Found, Seen, Wave, post
 from bench.report import Report
 from messages import detokenizer, scheduler, worker
@@ -343,12 +344,7 @@ async def measure(found: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench front",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("front", ABOUT)
 
     def numbers(text: str) -> list[int]:
         return [int(word) for word in text.split(",")]

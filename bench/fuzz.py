@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.command import parser_of
 from bench.serve import spawned, split_words
 
 ABOUT = """\
@@ -43,11 +44,7 @@ IDLE_S = 30.0
 
 
 def arguments_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="app bench fuzz",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("fuzz", ABOUT)
     parser.add_argument("--url", help="a server that runs; default: one is started")
     parser.add_argument("--key", default="", help="bearer token for it")
     parser.add_argument("--cases", type=int, default=10_000, help="requests to make, at least")

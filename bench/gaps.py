@@ -18,37 +18,37 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench import gpu
+from bench.command import parser_of
 from bench.gpu_workloads import Load, random_prompts
 from bench.house import House
 from bench.report import Report
 
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 ABOUT = """\
+What a GPU does in steps of a model shape with invented weights, and how long it idles within and
+between them.
+
   python -m app bench gaps
   python -m app bench gaps --model llama31_8b --rows 1,64,256 --input-len 512 --top 12
+  python -m app bench gaps --model llama31_8b --rows "" --prefill 8192 --top 12
 """
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench gaps",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("gaps", ABOUT)
     parser.add_argument("--model", action="append", choices=sorted(gpu.MODELS))
-    parser.add_argument("--rows", default="1,64,256")
+    parser.add_argument("--rows", default="1,64,256", help="of decode steps, by comma")
     parser.add_argument("--prefill", type=int, default=0, help="also prompts of so many tokens")
-    parser.add_argument("--input-len", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--input-len", type=int, default=512, help="of the rows")
+    parser.add_argument("--steps", type=int, default=20, help="of each, in the profile")
     parser.add_argument("--top", type=int, default=0, help="kernels to list for each")
-    parser.add_argument("--budget", type=int, default=8192)
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
     found.lazy_graphs = True
     if not torch.cuda.is_available():

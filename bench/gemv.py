@@ -7,7 +7,6 @@ so that many processes can share that work.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from bench.command import parser_of
 from bench.report import Report, median
+
+ABOUT = """\
+Products of one row by the weights of two shapes: which launch of our kernel reads each fastest,
+beside the library's.
+
+  python -m app bench gemv
+  python -m app bench gemv --only-compile 0/8        fills Triton's cache, an eighth of it
+"""
 
 
 class Case(NamedTuple):
@@ -118,7 +126,7 @@ def graph_us(call: Callable[[torch.Tensor], Any], weights: Sequence[torch.Tensor
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="bench gemv", description=__doc__)
+    parser = parser_of("gemv", ABOUT)
     parser.add_argument("--only-compile", default="", help="I/N: this share of the launches")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))

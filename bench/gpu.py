@@ -18,11 +18,14 @@ import torch
 
 from bench import gpu_steps
 from bench import gpu_workloads as loads
+from bench.command import parser_of
 from bench.house import House
 from bench.report import Report, median
 from kernels.runner import Runner, RunnerOptions
 
 ABOUT = """\
+Four loads for two model shapes with invented weights, offline, beside what the device could do:
+
 W1 256 requests at once, in and out 100 to 1,024, T = 0.6   W2 one request, 128 in, 256 out
 W3 64 requests that share 2,048 tokens, cold and warm       W4 16 prompts of 8,192 tokens
 
@@ -53,14 +56,9 @@ RUNNING_MAX = 256
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench gpu",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("gpu", ABOUT)
     parser.add_argument("--model", action="append", choices=sorted(MODELS))
-    parser.add_argument("--loads", default="W2,W3,W4,W1")
+    parser.add_argument("--loads", default="W2,W3,W4,W1", help="which, by comma")
     parser.add_argument("--budget", type=int, default=8192, help="tokens of one step")
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--attention", default="auto")
@@ -68,7 +66,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--no-graphs", action="store_true")
     parser.add_argument("--lazy-graphs", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="of W2, W3, W4")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of W1")
     parser.add_argument(
         "--sampling",
@@ -77,7 +75,7 @@ def main(words: Sequence[str]) -> int:
         help=f"W1 again with FIELD=VALUE,... or any of {', '.join(KINDS)}; beside T = 0.6 alone",
     )
     parser.add_argument("--by-step", action="store_true", help="where W1's time went (slows it)")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
     for kind in found.sampling or []:
         sampling_of(kind)  # before anything is loaded

@@ -20,6 +20,7 @@ from actors.runtime.child import Ready
 from actors.runtime.process import ChildBoot, ChildProcess, spawn_node
 from actors.runtime.rundir import RunDir
 from actors.runtime.transport.zmq import ZmqTransport
+from bench.command import parser_of
 from bench.report import Report, percentile
 from messages.base import Address, Header, Message
 from messages.system import NodeBoot, Reason
@@ -193,12 +194,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench hop",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("hop", ABOUT)
     parser.add_argument(
         "--sequences", type=numbers, default=[1, 256, 1024], help="of a step: one or more, by comma"
     )

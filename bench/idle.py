@@ -5,7 +5,6 @@ It knows the server from outside only: its address and its processes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 import psutil
 
 from bench.client import Client
+from bench.command import parser_of
 from bench.report import Report
 from bench.serve import first_model, spawned, split_words
 
@@ -26,11 +26,7 @@ of its processes as a share of one core.
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench idle",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("idle", ABOUT)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to leave it alone")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     words, rest = split_words(words)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from actors.source import SourceError, locate
 from actors.vocab.vocab import Vocab
+from bench.command import parser_of
 from bench.prose import TEXT
 from bench.report import Report
 from kernels.batch import Sampling, SlotOpen, StepInput
@@ -40,12 +41,7 @@ KL divergence of a dtype from the same weights dequantized to float32, over a te
 
 def main(words: Sequence[str] | None = None) -> int:
     """Prints one row for each dtype and chunk length."""
-    parser = argparse.ArgumentParser(
-        prog="app bench kl",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("kl", ABOUT)
     parser.add_argument("--model", default="", help="as for `serve`; the embedded one if left out")
     parser.add_argument("--dtypes", nargs="+", default=["auto"], help="auto quantized bfloat16 …")
     parser.add_argument("--kv-dtypes", nargs="+", default=["auto"], help="auto fp8_e4m3")

@@ -8,7 +8,6 @@ not counted; the memories of the last requests sent, which hold thousands, are m
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -30,6 +29,7 @@ import actors.tokenizer.actor
 from actors import run
 from actors.runtime.system import System
 from bench.client import Client, Connection
+from bench.command import parser_of
 from bench.report import ROOT, Report
 from bench.serve import first_model, free_port
 from messages.config import (
@@ -42,8 +42,11 @@ from messages.config import (
 )
 
 ABOUT = """\
-  python -m bench.leak
-  python -m bench.leak --requests 1000 --together 8
+Sends requests to the whole tree in one process, and counts what is left of them when it is idle
+again: tasks, timers, actors, descriptors, threads, pages, Python objects.
+
+  python -m app bench leak
+  python -m app bench leak --requests 1000 --together 8
 
 A tenth leave in their stream, a tenth at any time before or in the answer, a tenth are refused, a
 tenth are not streamed. Exit status 1 where something is left.
@@ -193,11 +196,7 @@ async def look(
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.leak",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("leak", ABOUT)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--warm", type=int, default=1500, help="requests before, not counted")
     parser.add_argument("--together", type=int, default=16, help="requests open at once")

@@ -1,12 +1,10 @@
 """This file measures `tell` to handler on one loop: messages a second, by kind of message.
 
-It does not know any room. The sender tells in bursts that fit into the
-mailbox, and the next burst goes when the last message of the one before has been handled.
+It does not know any room.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import importlib
@@ -20,12 +18,22 @@ from actors.runtime import Actor, MailboxSpec, Ref
 from actors.runtime.recorder import SIZE, Recorder
 from actors.runtime.spec import Child, Supervisor
 from actors.runtime.system import System
+from bench.command import parser_of
 from bench.mailbox_peers import PEERS
 from bench.report import Report
 from messages.base import Message
 
+ABOUT = """\
+Messages a second from `tell` to handler on one loop, by kind of message.
+
+  python -m app bench mailbox
+  python -m app bench mailbox --rounds 5 --peers
+
+The sender tells in bursts that fit into the mailbox, and the next burst goes when the last message
+of the one before has been handled.
+"""
 BURST_LEN = 1000
-TARGET = 300_000  # messages a second, DESIGN section 6
+TARGET = 300_000  # messages a second, that are aimed at
 
 
 class Token(Message, frozen=True):
@@ -140,9 +148,7 @@ CASES: tuple[tuple[str, Message, dict[str, bool]], ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each kind of message, and one for each other library there is."""
-    parser = argparse.ArgumentParser(
-        prog="bench mailbox", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("mailbox", ABOUT)
     parser.add_argument("--count", type=int, default=300_000, help="messages of each kind")
     parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
     parser.add_argument("--peers", action="store_true", help="other libraries too, if installed")

@@ -1,20 +1,12 @@
 """This file plants bugs, one at a time, and counts how many seeds the simulation needs to see each.
 
-    python -m bench.mutants                 all of them
-    python -m bench.mutants -k attempt      those with the word in their name
-
 A mutant is an exact piece of source and what stands in its place, in a copy of the project. A piece
 that is not found is an error, so that the list cannot go stale unseen; so is a run that ends in any
-other way than by a law that was broken. The copy without a bug is run first, and must pass. Exit
-status 1 if some mutant lives through all its seeds.
-
-Not planted is what a second safeguard makes good: a gateway that does not hear of a death, of
-the scheduler or the detokenizer, asks after its silent requests, and is told which are unknown.
+other way than by a law that was broken. The copy without a bug is run first, and must pass.
 """
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import os
 import shutil
@@ -25,6 +17,19 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.command import parser_of
+from bench.report import Report
+
+ABOUT = """\
+Plants bugs, one at a time, and counts how many seeds the simulation needs to see each; exit status
+1 if one lives through all its seeds.
+
+  python -m app bench mutants                 all of them
+  python -m app bench mutants -k attempt      those with the word in their name
+
+Not planted is what a second safeguard makes good: a gateway that does not hear of a death, of
+the scheduler or the detokenizer, asks after its silent requests, and is told which are unknown.
+"""
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("actors", "messages", "kernels", "bench", "app.py")
 SEEDS = 200
@@ -487,15 +492,15 @@ def try_seeds(folder: Path, first: int, count: int) -> tuple[int, str] | None:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.mutants",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("mutants", ABOUT)
     parser.add_argument("-k", default="", metavar="WORD", help="only those with it in their name")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help="tried, at most")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="bugs at once"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(words)
+    report = Report("mutants", as_json=arguments.json, seeds=arguments.seeds)
     chosen = [mutant for mutant in MUTANTS if arguments.k in mutant.name]
     control = hunt(CONTROL, CONTROL_SEEDS)
     if control.seed is not None:
@@ -505,12 +510,21 @@ def main(words: list[str]) -> int:
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         for found in pool.map(lambda mutant: hunt(mutant, arguments.seeds), chosen):
             alive += found.seed is None
+            if arguments.json:
+                report.add(
+                    mutant=found.mutant.name,
+                    seed=found.seed,
+                    seconds=found.elapsed_s,
+                    found=found.what,
+                )
+                continue
             seed = f"seed {found.seed:3}" if found.seed is not None else "ALIVE   "
             print(
                 f"{seed}  {found.elapsed_s:5.0f} s  {found.mutant.name:58}  {found.what[:90]}",
                 flush=True,
             )
-    print(f"{len(chosen) - alive} of {len(chosen)} found within {arguments.seeds} seeds")
+    summary = f"{len(chosen) - alive} of {len(chosen)} found within {arguments.seeds} seeds"
+    print(summary, file=sys.stderr if arguments.json else sys.stdout)
     return 1 if alive else 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from actors.engine import Engine, Refusal
 from actors.settings import add_flags, given_flags, read_config
 from bench.client import Outcome
+from bench.command import parser_of
 from bench.report import Report
 from bench.serve import add_load, loads_of, middle, summary
 from bench.workload import Request, Workload
@@ -26,17 +27,17 @@ The loads of `bench serve`, through Engine instead of HTTP.
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench offline",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("offline", ABOUT)
     add_load(parser)
     parser.set_defaults(rate=None)
     # `--seed` is the load's here; the tree's stays 0.
     add_flags(parser, ("model", "scheduler", "cache", "worker"))
-    parser.add_argument("--placement", default="inline", dest="runtime.placement")
+    parser.add_argument(
+        "--placement",
+        default="inline",
+        dest="runtime.placement",
+        metavar="inline|threads|processes",
+    )
     found = parser.parse_args(list(words))
     loads = loads_of(parser, found)
     config = read_config(None, given_flags(vars(found)))

@@ -1,13 +1,10 @@
 """This file measures the CPU operators, each beside what torch offers for the same, in one run.
 
-`python -m app bench ops`. Ours and torch's take turns, and the best of many turns counts: what else
-runs on the machine touches both alike, and the ratio says more than the microseconds. Shapes are
-SmolLM2-135M's unless told otherwise. No model is loaded.
+It does not know a model: operators are called with tensors of a model's shapes.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,11 +15,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bench.command import parser_of
 from bench.report import Report
 from kernels.attention.base import ATTENTION, AttentionBatch, AttentionShape
 from kernels.ops.base import OPS, Heads, Ops, OpsUnavailable
 from kernels.quant.weight import BLOCK_FORMATS, BlockWeight, DenseWeight
 
+ABOUT = """\
+The compiled operators of a CPU, each beside what torch offers for the same.
+
+  python -m app bench ops
+  python -m app bench ops --rows 1 512 --context 4096
+
+Ours and torch's take turns, and the best of many turns counts: what else runs on the machine
+touches both alike, and the ratio says more than the microseconds. Shapes are SmolLM2-135M's unless
+told otherwise; no model is loaded.
+"""
 CPU = torch.device("cpu")
 Work = Callable[[], object]
 
@@ -49,9 +57,7 @@ class Case:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each operator and number of rows."""
-    parser = argparse.ArgumentParser(
-        prog="bench ops", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("ops", ABOUT)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512])
     parser.add_argument("--hidden", type=int, default=576)
     parser.add_argument("--ffn", type=int, default=1536)

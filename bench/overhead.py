@@ -31,6 +31,7 @@ from actors.runtime.system import System
 from actors.settings import add_flags, given_flags, read_config
 from actors.worker.actor import Worker
 from bench import hop, mailbox
+from bench.command import parser_of
 from bench.report import Report, median
 from kernels.batch import StepInput
 from kernels.runner import Flight, Runner
@@ -360,12 +361,7 @@ def say(text: str) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench overhead",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("overhead", ABOUT)
     parser.add_argument("--only", default=",".join(PARTS), help="of hop,process,decode,recovery")
     parser.add_argument("--sequences", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96, help="of each stream")

@@ -1,12 +1,11 @@
 """This file measures what scheduler and cache cost a decode step: CPU time, by running sequences.
 
-`python -m bench.planner`. Real actors in Cells without their encoding; the worker is a table of
-ready answers, whose time is not counted. "cores" is the scheduler's core alone.
+The actors are real, in Cells without their encoding. It knows no model: the worker is a table of
+ready answers.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import sys
 import time
@@ -20,6 +19,7 @@ import msgspec
 from actors.cache.actor import Cache
 from actors.runtime.testkit import Cell
 from actors.scheduler.actor import Scheduler
+from bench.command import parser_of
 from bench.report import Report, median, percentile
 from messages.base import Address
 from messages.config import CacheConfig, Paths, SchedulerConfig
@@ -27,9 +27,18 @@ from messages.scheduler import Submit
 from messages.types import Sampling, StopRules, pack, unpack
 from messages.worker import Facts, Step, StepDone
 
+ABOUT = """\
+Processor time of scheduler and cache for a decode step, by running sequences.
+
+  python -m app bench planner
+  python -m app bench planner --sequences 64 --steps 1000
+
+The actors are real, the worker is a table of ready answers, whose time is not counted. `core_ms` is
+the scheduler's core alone.
+"""
 PATHS = Paths()
 PROMPT_LEN = 64
-TARGETS_MS = {64: 1.0, 256: 1.0, 1024: 2.0}  # DESIGN section 6
+TARGETS_MS = {64: 1.0, 256: 1.0, 1024: 2.0}  # a step, that are aimed at
 
 
 class House:
@@ -155,9 +164,7 @@ def measure(sequence_count: int, step_count: int) -> tuple[list[float], list[flo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each count of sequences."""
-    parser = argparse.ArgumentParser(
-        prog="bench planner", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("planner", ABOUT)
     parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--steps", type=int, default=200, help="decode steps to measure")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

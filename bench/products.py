@@ -8,7 +8,6 @@ holds; `floor` is the larger of its bytes over the measured copy and its FLOP ov
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -17,12 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.command import parser_of
 from bench.gemv import CASES, Case, graph_us
 from bench.gpu import measure_ceilings
 from bench.report import Report
 from kernels.ops.cublaslt import CublasLt, Product
 
 ABOUT = """\
+Products of several rows by the weights of two shapes: as the library does them by itself, and in
+the ways that it offers, beside the floor of bytes and FLOP.
+
   python -m app bench products
   python -m app bench products --rows 64 128 192 256 --only 8b
 """
@@ -71,14 +74,14 @@ class Bench:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench products",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = parser_of("products", ABOUT)
     parser.add_argument(
-        "--rows", type=int, nargs="+", default=[16, 32, 64, 96, 128, 160, 192, 224, 256]
+        "--rows",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[16, 32, 64, 96, 128, 160, 192, 224, 256],
+        help="of the product",
     )
     parser.add_argument("--only", default="", help="shapes whose names begin so")
     parser.add_argument("--ways", type=int, default=12, help="of the library, that are timed")

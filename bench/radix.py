@@ -1,12 +1,10 @@
 """This file measures the cache's cores: prompts a second matched, inserted, evicted, by page size.
 
-`python -m bench.radix`. Conversations share a system prompt of half their length and grow by turns,
-as a server sees them. No actor or message is involved.
+No actor or mailbox is involved.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import sys
@@ -14,11 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from actors.cache.ledger import Ledger
+from bench.command import parser_of
 from bench.report import Report
 from messages.cache import Candidate
 from messages.scheduler import Acquired
 from messages.types import pack
 
+ABOUT = """\
+The cache's cores: prompts a second that are matched, inserted, evicted, by page size.
+
+  python -m app bench radix
+  python -m app bench radix --page-sizes 16 --prompts 4000 --length 4096
+
+Conversations share a system prompt of half their length and grow by turns, as a server sees them.
+"""
 SYSTEMS = 8  # different system prompts
 
 
@@ -85,9 +92,7 @@ def measure(page_size: int, count: int, length: int, seed: int) -> dict[str, flo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each page size."""
-    parser = argparse.ArgumentParser(
-        prog="bench radix", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = parser_of("radix", ABOUT)
     parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.client import Client, Outcome
+from bench.command import parser_of
 from bench.crowd import Crowd, Part, delays, send_part
 from bench.report import ROOT, Report, median, percentile
 from bench.workload import PRESETS, VOCAB, Request, Workload, chosen, lengths
@@ -38,11 +39,7 @@ What follows `--` goes to the server of --spawn.
 
 
 def arguments_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(
-        prog="app bench serve",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("serve", ABOUT)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     where.add_argument("--spawn", action="store_true", help="start a server for the measurement")

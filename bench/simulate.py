@@ -1,15 +1,7 @@
 """This file runs simulated worlds by the hundred, and says what failed and how to see it again.
 
-    python -m app simulate --seeds 200 --hours 20
-
-Each seed is one world: a deployment, clients and faults drawn from it (`bench/sim/`). `--hours` are
-simulated ones, divided among the seeds. A seed that fails is printed with the command that replays
-it and its last events; the exit status is then 1. The summary counts each kind of fault and each
-thing that must be seen sometimes, and names what never was; with `--complete` that is a failure as
-well, since such a run does not test it. `--json` adds the summary as one line.
-
-Needs no GPU and no torch: msgspec, anyio, starlette, structlog, uvicorn, pyzmq, jinja2, tokenizers,
-llguidance and numpy.
+It needs no GPU and no torch: msgspec, anyio, starlette, structlog, uvicorn, pyzmq, jinja2,
+tokenizers, llguidance and numpy. What a world is, `bench/sim/` knows.
 """
 
 from __future__ import annotations
@@ -32,6 +24,18 @@ from bench.sim.sights import COUNTED, SOMETIMES
 from bench.sim.text import make_tokenizer
 from bench.sim.world import Broken, Result, run_world
 
+ABOUT = """\
+Runs simulated worlds by the hundred, and says what failed and how to see it again.
+
+  python -m app simulate --seeds 200 --hours 20
+  python -m app simulate --first-seed 17 --seeds 1 --hours 0.1 --chains
+
+Each seed is one world: a deployment, clients and faults drawn from it (`bench/sim/`). `--hours` are
+simulated ones, divided among the seeds. A seed that fails is printed with the command that replays
+it and its last events; the exit status is then 1. The summary counts each kind of fault and each
+thing that must be seen sometimes, and names what never was; with `--complete` that is a failure as
+well, since such a run does not test it. `--json` adds the summary as one line.
+"""
 EVENTS_SHOWN = 40
 WHAT_CHARS_MAX = 3000
 
@@ -98,12 +102,12 @@ def main(words: list[str]) -> int:
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="app simulate",
-        description=__doc__,
+        prog="python -m app simulate",
+        description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=positive, default=200, metavar="N", help="how many worlds")
-    parser.add_argument("--first-seed", type=int, default=0, metavar="S")
+    parser.add_argument("--first-seed", type=int, default=0, metavar="S", help="where seeds begin")
     parser.add_argument(
         "--hours",
         type=float,

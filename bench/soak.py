@@ -30,13 +30,17 @@ from bench.chaos import ROLES, Chaos, Struck
 from bench.chaos_load import Load, plans
 from bench.chaos_server import Server
 from bench.client import Client, Connection
+from bench.command import parser_of
 from bench.report import Report
 from bench.serve import first_model
 
 ABOUT = """\
-  python -m bench.soak --minutes 30
-  python -m bench.soak --minutes 2 --every 5 --streams 50
-  python -m bench.soak --minutes 30 --every 0      no faults: what each process grows by
+Streams with a fault now and then, for as long as is asked: whether all are equal to the undisturbed
+run, what is left behind, and what each process grows by.
+
+  python -m app bench soak --minutes 30
+  python -m app bench soak --minutes 2 --every 5 --streams 50
+  python -m app bench soak --minutes 30 --every 0      no faults: what each process grows by
 
 The slope is that of the second half: in the first, arenas and tables fill, up to their bounds.
 Exit status 1 where a stream was not equal, or something was left behind.
@@ -275,14 +279,10 @@ async def break_for(
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.soak",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser = parser_of("soak", ABOUT)
+    parser.add_argument("--minutes", type=float, default=30.0, help="of load")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between faults; 0: none")
-    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--streams", type=int, default=50, help="open at once")
     parser.add_argument("--rude", type=int, default=8, help="clients that leave")
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--threads", type=int, default=1)

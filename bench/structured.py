@@ -7,7 +7,6 @@ counts: what else runs on the machine touches both. It does not know HTTP or act
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from actors.vocab.vocab import Vocab
+from bench.command import parser_of
 from bench.report import Report, percentile
 from kernels.batch import Constraint, Ints, Sampling, SlotOpen, StepInput
 from kernels.constrain import Constrainer, TokenTable
@@ -94,11 +94,7 @@ class Invented:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench structured",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("structured", ABOUT)
     parser.add_argument("--model", required=True, help="a directory or a .gguf file")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each kind")

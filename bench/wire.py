@@ -9,7 +9,6 @@ afterwards a friend's message still arrives. `wire_within.py` has what is struck
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib
 import random
@@ -27,6 +26,7 @@ from actors.runtime.actor import union_members
 from actors.runtime.codec import Decoder, Unreadable
 from actors.runtime.frame import PROTOCOL, Ack, AnyFrame, Bye, Data, Hello, Probe
 from actors.runtime.transport.zmq import ZmqTransport
+from bench.command import parser_of
 from bench.report import Report
 from bench.wire_within import KINDS, attack, until
 from messages.base import Address, Header, Message
@@ -36,8 +36,8 @@ ABOUT = """\
 Hostile bytes for decoders, links, a node's inbox, an actor behind a link, and a node's socket; exit
 status 1 where a law does not hold.
 
-  python -m bench.wire                  a million for each
-  python -m bench.wire --count 20000 --seed 7
+  python -m app bench wire              a million for each
+  python -m app bench wire --count 20000 --seed 7
 """
 
 ROOMS = (
@@ -264,11 +264,7 @@ async def send(wire: zmq.Socket[bytes], parts: list[bytes]) -> bool:
 
 
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="bench.wire",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("wire", ABOUT)
     parser.add_argument("--count", type=int, default=1_000_000, help="for each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -6,7 +6,6 @@ server of this kind; `--list` says what each is about.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from bench.cases import operations, parameters, prompts, sharing, streaming
 from bench.cases.asking import Failed, Peer, Skipped
 from bench.cases.table import CASES, SETTINGS, Case
+from bench.command import parser_of
 from bench.idle import server_of
 from bench.report import Report
 from bench.serve import spawned, split_words
@@ -36,11 +36,7 @@ ROOMS = (streaming, parameters, prompts, sharing, operations)  # imported for th
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="app bench cases",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("cases", ABOUT)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default="http://127.0.0.1:8000", help="the server")
     where.add_argument("--spawn", action="store_true", help="start servers for the cases")
