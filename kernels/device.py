@@ -6,11 +6,11 @@ it computes, takes its input tokens from the device, and its tokens come back by
 
 A step in which every row decodes, or which is small, is the replay of a captured graph
 (`graphs.py`); any other is launched operator by operator. Each row is picked for by
-`ops.triton.picker`; behind it, `ops.triton.chooser` replaces the tokens of those with penalties,
-filters, edited logits or log-probabilities. Neither waits: tokens that have not landed yet are
-counted on the device. The host waits for the steps before in one case, rows with bad sequences of
-several tokens. Where rows are held to grammars, it makes the masks while the device computes the
-logits, from the tokens of the step before; only the choice waits for them.
+`ops.triton.picker`; behind it, `sampler.py` replaces the tokens of those that ask for more. Neither
+waits: tokens that have not landed yet are counted on the device. The host waits for the steps
+before in one case, rows with bad sequences of several tokens. Where rows are held to grammars, it
+makes the masks while the device computes the logits, from the tokens of the step before; only the
+choice waits for them.
 
 It does not know requests or who launches. Laws: steps run in order on one stream; a staging buffer
 is written again only after the step that used it has ended; `known_len` and the like advance at the
@@ -35,15 +35,13 @@ from kernels.graphs import PACKED, WIDE_ROWS, ChunkGraph, DecodeGraph, Graphs, d
 from kernels.guided import GuidedRows
 from kernels.kv import KvPool
 from kernels.layers.decoder import Decoder
-from kernels.ops.sampling import Sampled, uniform
-from kernels.ops.triton.chooser import Chooser
+from kernels.ops.sampling import Sampled
 from kernels.ops.triton.picker import Picker
+from kernels.sampler import DeviceSampler
 from kernels.sharing import SHARING_ROWS_MIN, Sharing, find_sharing
-from kernels.slots import GREEDY_BELOW, FlatBatch, Pending, Slots
+from kernels.slots import FlatBatch, Pending, Slots
 from kernels.special import Scores, needs_tokens
-from kernels.staging import STAGES, Stages, pinned, upload
-
-NOBODY = -1  # in place of a slot
+from kernels.staging import STAGES, pinned, upload
 
 
 @dataclass(eq=False)
@@ -116,9 +114,8 @@ class DeviceSteps:
         ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         self.page_table = torch.zeros((slot_count, pages_max), **ints)
         self.last_token = torch.zeros(slot_count, **ints)
-        vocab_size = model.config.vocab_size
-        self.picker = Picker(model.ops, vocab_size, self.last_token)
-        self.chooser = Chooser(slots, eos_ids, vocab_size, self.last_token)
+        self.picker = Picker(model.ops, model.config.vocab_size, self.last_token)
+        self.sampler = DeviceSampler(model.ops, slots, guided, self.picker, eos_ids)
         stage_len = 5 * step_tokens_max + slot_count * (pages_max + 16) + 4096
         self.stages = [pinned(stage_len, self.device) for _ in range(STAGES)]
         landing_len = 2 * (slot_count + WIDE_ROWS)
@@ -128,8 +125,6 @@ class DeviceSteps:
         self.users: list[DeviceFlight | None] = [None] * STAGES  # of each stage, the last
         self.count = 0
         self.guided = guided
-        mask_len = slot_count * (-(-vocab_size // 32) + 4) + 64
-        self.mask_stages = Stages(self.device, mask_len)
         self.sharing: tuple[bytes, int, Sharing | None] | None = None
         self.graphs: Graphs | None = None
         if graph_bytes and getattr(attention, "replayable", False):
@@ -212,6 +207,10 @@ class DeviceSteps:
         """Captures what there is time for; returns how many graphs are left."""
         return 0 if self.graphs is None else self.graphs.capture(progress, seconds_max)
 
+    def sample_here(self, logits: Tensor, rows: Ints) -> Sampled:
+        """See `DeviceSampler.sample`."""
+        return self.sampler.sample(logits, rows, self.count % STAGES)
+
     def reset(self) -> None:
         self.drain()
         self.last_token.zero_()
@@ -223,7 +222,7 @@ class DeviceSteps:
         log-probabilities if any row asked; and which of the sampled rows count."""
         rows, stage = batch.sampled_slots, self.stages[nth]
         counted = np.arange(len(rows))
-        heat, noise = self.chances(rows)
+        heat, noise = self.sampler.chances(rows)
         graph = self.graph_for(batch)
         if isinstance(graph, DecodeGraph):
             logits, result = self.replay(graph, batch, heat, noise, stage)
@@ -232,85 +231,12 @@ class DeviceSteps:
         else:
             logits, result = self.run(batch, heat, noise, stage)
         if self.guided.is_guided(rows):
-            counted, result = self.hold(logits, result, batch, heat, noise, nth)
-        scores = self.choose(logits, result, rows, counted, heat, noise, nth)
+            # While the device computes the logits, the host waits for the tokens of the step
+            # before, moves the grammars on and makes the masks.
+            self.drain()
+            counted, result = self.sampler.hold(logits, result, batch, heat, noise, nth)
+        scores = self.sampler.choose(logits, result, rows, counted, heat, noise, nth)
         return result, scores, counted
-
-    def choose(
-        self,
-        logits: Tensor,
-        result: Tensor,
-        rows: Ints,
-        counted: NDArray[np.int64],
-        heat: NDArray[Any],
-        noise: NDArray[Any],
-        nth: int,
-    ) -> Scores | None:
-        """Replaces the tokens of those rows that count and ask for more than `pick` can."""
-        special = counted[~self.slots.columns.quick[rows[counted]]]
-        if not len(special):
-            return None
-        return self.chooser.choose(logits, result, rows, special, heat, noise, nth)
-
-    def hold(
-        self,
-        logits: Tensor,
-        result: Tensor,
-        batch: FlatBatch,
-        heat: NDArray[Any],
-        noise: NDArray[Any],
-        nth: int,
-    ) -> tuple[NDArray[np.int64], Tensor]:
-        """Keeps rows of logits to their grammars and picks again. While the device computes the
-        logits, the host waits for the tokens of the step before, moves the grammars on and makes
-        the masks. A row whose grammar has jumped by then does not count: its next token is known,
-        and still to be computed. Returns which rows count, and what was picked."""
-        self.drain()
-        rows = batch.sampled_slots
-        kv_len = batch.kv_len[np.isin(batch.slots, rows)]
-        counts = self.slots.known_len[rows] == kv_len
-        masks = self.guided.masks(np.where(counts, rows, NOBODY).astype(np.int32))
-        if masks is None:
-            return np.flatnonzero(counts), result
-        if len(masks.broken):
-            logits[torch.from_numpy(masks.broken).to(self.device)] = torch.nan
-        heat_there, noise_there, slots, barred, bits = self.mask_stages.upload(
-            nth,
-            heat,
-            noise,
-            np.where(counts, rows, NOBODY),
-            masks.rows,
-            masks.words.reshape(-1),
-        )
-        if len(masks.rows):
-            self.model.ops.bar(logits, barred.long(), bits.view(masks.words.shape))
-        picked = self.picker.pick(logits, heat_there, noise_there, slots)
-        return np.flatnonzero(counts), picked
-
-    def chances(self, rows: Ints) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Temperatures (0: greedy) and noise of the slots `rows`, for their next token."""
-        columns = self.slots.columns
-        heat = columns.temperature[rows]
-        heat = np.where(heat < GREEDY_BELOW, 0.0, heat).astype(np.float32)
-        generated = self.slots.known_len[rows] - self.slots.prompt_len[rows]
-        noise = np.zeros(len(rows), np.float32)
-        if heat.any():
-            drawn = uniform(columns.seed[rows], generated, columns.choice[rows])
-            # Below 1 also as float32.
-            noise = np.minimum(drawn, 1.0 - 2.0**-24).astype(np.float32)
-        return heat, noise
-
-    def sample_here(self, logits: Tensor, rows: Ints) -> Sampled:
-        """Tokens for the slots `rows` from logits float32 [S, vocab], by the same kernels as those
-        of a launched step; waits for them."""
-        heat, noise = self.chances(rows)
-        there = (torch.from_numpy(each).to(self.device) for each in (heat, noise, rows))
-        result = self.picker.pick(logits, *there)
-        every = np.arange(len(rows))
-        scores = self.choose(logits, result, rows, every, heat, noise, self.count % STAGES)
-        tokens, failed = result.cpu().numpy()
-        logprobs = None if scores is None else scores.told(every, tokens)
-        return Sampled(tokens, failed != 0, logprobs)
 
     def graph_for(self, batch: FlatBatch) -> DecodeGraph | ChunkGraph | None:
         """What the batch can be a replay of."""
