@@ -112,6 +112,7 @@ BENCHES = {
     "products": "products of several rows on a GPU",
     "cases": "public bug reports, asked of any OpenAI-compatible server",
     "fuzz": "drawn requests, by the server's own description",
+    "schemas": "answers within schemas, judged from outside",
     "chaos": "processes broken under load: streams equal, how soon they go on",
     "edges": "slow readers, ten times the load, SIGTERM, deaths that don't end",
     "soak": "half an hour of load and faults: what grows",
