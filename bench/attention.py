@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.command import parser_of
+from bench.gemv import graph_us
 from bench.report import Report, median
 from kernels.attention.base import AttentionBatch, AttentionShape
 from kernels.attention.fixed import FixedAttention
@@ -81,13 +82,13 @@ def measure(report: Report, heads: Heads, count: int, length: int) -> None:
             wanted = out.double()
         else:
             error = float((out.double() - wanted).norm() / wanted.norm())
-        layer_s = replayed(call)
+        layer_us = graph_us(call, range(LAYERS))
         report.add(
             rows=count,
             length=length,
             kernel=name,
-            layer_us=round(1e6 * layer_s, 1),
-            tb_a_s=round(item_bytes * bytes_read / layer_s / 1e12, 2),
+            layer_us=round(layer_us, 1),
+            tb_a_s=round(item_bytes * bytes_read / layer_us / 1e6, 2),
             plan_us=round(1e6 * plan_s, 1),
             differs=round(error, 4),
         )
@@ -166,28 +167,6 @@ def contenders(
             return wrapper.run(q, pair)
 
         yield f"flashinfer{', tensor cores' if cores else ''}", run, median(planned), 2
-
-
-def replayed(call: Callable[[int], Tensor]) -> float:
-    """Seconds of a layer, the median."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for layer in range(LAYERS):
-            call(layer)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call(layer) for layer in range(LAYERS)]
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(kept))
-    return median(times[2:])
 
 
 if __name__ == "__main__":

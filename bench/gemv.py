@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +24,8 @@ beside the library's.
   python -m app bench gemv
   python -m app bench gemv --only-compile 0/8        fills Triton's cache, an eighth of it
 """
+
+Item = TypeVar("Item")
 
 
 class Case(NamedTuple):
@@ -105,15 +107,15 @@ class Bench:
         torch.mm(self.x[None], weight.t())
 
 
-def graph_us(call: Callable[[torch.Tensor], Any], weights: Sequence[torch.Tensor]) -> float:
-    """Microseconds of one launch, in a graph over all weights."""
+def graph_us(call: Callable[[Item], object], items: Sequence[Item]) -> float:
+    """Microseconds of one call, in a graph over all items: more of them than the cache holds."""
     graph = torch.cuda.CUDAGraph()
-    for weight in weights:
-        call(weight)
+    for item in items:
+        call(item)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        for weight in weights:
-            call(weight)
+        for item in items:
+            call(item)
     times = []
     for _ in range(12):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -122,7 +124,7 @@ def graph_us(call: Callable[[torch.Tensor], Any], weights: Sequence[torch.Tensor
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return 1e3 * median(times[2:]) / len(weights)
+    return 1e3 * median(times[2:]) / len(items)
 
 
 def main(words: Sequence[str]) -> int:
