@@ -8,10 +8,12 @@ cost what they cost in a step. FlashInfer's plan on the host is measured apart. 
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch import Tensor
 from bench.command import parser_of
 from bench.gemv import graph_us
 from bench.report import Report, median
+from kernels.attention import triton
 from kernels.attention.base import AttentionBatch, AttentionShape
 from kernels.attention.fixed import FixedAttention
 from kernels.attention.triton import TritonAttention
@@ -30,17 +33,43 @@ and FlashInfer's, where it is installed.
 
   python -m app bench attention
   python -m app bench attention --heads 32 8 128 --rows 1 64 256 --lens 1024 8192
+  python -m app bench attention --rows 256 --lens 200:1900 --splits 4,64,64,2 1,64,128,3
+
+--splits tries other forms of our decode kernel than kernels/attention/triton.py has: splits of a
+row, keys below which it is not split further, keys of a product, stages.
 """
 PAGE = 16
 LAYERS = 8  # pools in turn: more than the cache holds
 
 
+class Form(NamedTuple):
+    """Of the decode kernel: a row of `triton.SPLITS` without its bound."""
+
+    splits: int
+    split_min: int  # keys below which a row is not split further
+    block: int  # keys of a product
+    stages: int
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of("attention", ABOUT)
-    parser.add_argument("--heads", nargs=3, type=int, default=[32, 8, 128])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--lens", nargs="+", type=int, default=[1024, 8192])
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--heads", nargs=3, type=int, default=[32, 8, 128], metavar=("Q", "KV", "D")
+    )
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256], metavar="N")
+    parser.add_argument(
+        "--lens",
+        nargs="+",
+        default=["1024", "8192"],
+        metavar="N|LOW:HIGH",
+        help="keys of a row, drawn; N: half to three halves of it",
+    )
+    parser.add_argument("--longest-first", action="store_true", help="not in the order drawn")
+    parser.add_argument("--splits", nargs="+", type=form, default=[], metavar="N,KEYS,BLOCK,STAGES")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)
     if not torch.cuda.is_available():
         print("bench attention: there is no CUDA device", file=sys.stderr)
@@ -51,16 +80,36 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     for count in found.rows:
         for length in found.lens:
-            if count * length <= 1 << 20:
-                measure(report, heads, count, length)
+            low, high = bounds(length)
+            if count * (low + high) // 2 <= 1 << 20:
+                generator = torch.Generator().manual_seed(count + (low + high) // 2)
+                lens = torch.randint(low, high + 1, (count,), generator=generator)
+                if found.longest_first:
+                    lens = lens.sort(descending=True).values
+                measure(report, heads, length, lens, generator, found.splits)
     report.close()
     return 0
 
 
-def measure(report: Report, heads: Heads, count: int, length: int) -> None:
-    """Rows of `length` half to three halves: the mean is `length`."""
-    generator = torch.Generator().manual_seed(count + length)
-    lens = torch.randint(length // 2, length * 3 // 2 + 1, (count,), generator=generator)
+def bounds(words: str) -> tuple[int, int]:
+    """Of lengths drawn as `N` or `LOW:HIGH` says; the mean of `N` is N."""
+    low, found, high = words.partition(":")
+    return (int(low), int(high)) if found else (int(low) // 2, int(low) * 3 // 2)
+
+
+def form(words: str) -> Form:
+    return Form(*map(int, words.split(",")))
+
+
+def measure(
+    report: Report,
+    heads: Heads,
+    length: str,
+    lens: Tensor,
+    generator: torch.Generator,
+    forms: Sequence[Form],
+) -> None:
+    count = len(lens)
     pages = (lens + PAGE - 1) // PAGE
     total = int(pages.sum())
     table = torch.zeros((count, int(pages.max())), dtype=torch.int32)
@@ -75,7 +124,7 @@ def measure(report: Report, heads: Heads, count: int, length: int) -> None:
     ]
     bytes_read = 2 * int(lens.sum()) * heads.kv * heads.dim
     wanted: Tensor | None = None
-    for name, call, plan_s, item_bytes in contenders(heads, q, pools, table, lens):
+    for name, call, plan_s, item_bytes in contenders(heads, q, pools, table, lens, forms):
         out = call(0)
         error = 0.0
         if wanted is None:
@@ -95,7 +144,12 @@ def measure(report: Report, heads: Heads, count: int, length: int) -> None:
 
 
 def contenders(
-    heads: Heads, q: Tensor, pools: list[Any], table: Tensor, lens: Tensor
+    heads: Heads,
+    q: Tensor,
+    pools: list[Any],
+    table: Tensor,
+    lens: Tensor,
+    forms: Sequence[Form],
 ) -> Iterator[tuple[str, Callable[[int], Tensor], float, int]]:
     """Name, call for a layer, seconds of planning a step, bytes of a number in the pools."""
     count, ints = len(lens), {"dtype": torch.int32, "device": "cuda"}
@@ -111,16 +165,21 @@ def contenders(
     narrow = [tuple(pool.to(torch.float8_e4m3fn) for pool in pair) for pair in pools]
     device = torch.device("cuda")
     windows = (None,) * len(pools)
-    for name, make, own, dtype in (
-        ("triton", TritonAttention, pools, torch.bfloat16),
-        ("triton, fp8 keys", TritonAttention, narrow, torch.float8_e4m3fn),
-        ("fixed", FixedAttention, pools, torch.bfloat16),
+    for name, make, own, dtype, splits in (
+        ("triton", TritonAttention, pools, torch.bfloat16, triton.SPLITS),
+        ("triton, fp8 keys", TritonAttention, narrow, torch.float8_e4m3fn, triton.SPLITS),
+        *(
+            (f"triton {each}", TritonAttention, pools, torch.bfloat16, ((math.inf, *each),))
+            for each in forms
+        ),
+        ("fixed", FixedAttention, pools, torch.bfloat16, triton.SPLITS),
     ):
         shape = AttentionShape(
             heads, heads.dim**-0.5, windows, dtype, device, query_dtype=torch.bfloat16
         )
         attention = make(shape)
-        attention.plan(batch)
+        with unittest.mock.patch.object(triton, "SPLITS", splits):  # read by the plan alone
+            attention.plan(batch)
 
         def call(layer: int, attention: Any = attention, own: Any = own) -> Tensor:
             return attention.attend(layer, q, *own[layer])

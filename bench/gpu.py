@@ -194,7 +194,9 @@ def measure_w1(
             run = house().run(load, 0.6, more)
             rate = load.output_count / run.end_s
             what = f"seed {seed}: output tok/s" + (f", {kind}" if more else "")
-            rows.append(row_of(what, rate) | {"steps": run.step_count, "host_s": run.host_s})
+            first_s = median(map(run.first_s, run.arrivals_s))
+            more_told = {"steps": run.step_count, "host_s": run.host_s, "first_s": first_s}
+            rows.append(row_of(what, rate) | more_told)
             if found.by_step:
                 with gpu_steps.watched(runner) as seen:
                     house().run(load, 0.6, more)
