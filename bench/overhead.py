@@ -207,11 +207,15 @@ def launches(runner: Runner) -> Iterator[list[Launched]]:
 
 async def recorded(
     engine: Engine, found: argparse.Namespace, nth: int
-) -> tuple[float, list[Launched]]:
-    """A wave, and what the runner did for it."""
+) -> tuple[float, list[Launched], float]:
+    """A wave, what the runner did for it, and what it cost the loop's thread: seconds of a
+    processor for each token, opening the streams included."""
     worker: Worker = actor_of(engine, Paths().worker)
     with launches(worker.runner) as steps:
-        return await one_wave(engine, found, nth), steps
+        begin_s = time.thread_time()
+        step_s = await one_wave(engine, found, nth)
+        busy_s = time.thread_time() - begin_s
+    return step_s, steps, busy_s / (found.sequences * found.tokens)
 
 
 async def replayed(
@@ -298,9 +302,11 @@ def compare_steps(report: Report, found: argparse.Namespace, engines: dict[str, 
     inline = engines["inline"]
     times: dict[str, list[float]] = {"alone": []}
     parts: dict[str, list[Parts]] = {"alone": [], "inline": []}
+    loop_s: list[float] = []
     for nth in range(found.rounds):
-        step_s, steps = inline.call(recorded(inline, found, nth))
+        step_s, steps, token_s = inline.call(recorded(inline, found, nth))
         times.setdefault("inline", []).append(step_s)
+        loop_s.append(token_s)
         alone_s, alone = inline.call(replayed(inline, steps, found.sequences))
         times["alone"].append(alone_s)
         parts["inline"].append(Parts.of(steps, found.sequences))
@@ -327,6 +333,8 @@ def compare_steps(report: Report, found: argparse.Namespace, engines: dict[str, 
             ("before a step computes", median(part.before_s for part in each)),
         ):
             report.add(what=f"{what}, {how}", value=value_s * 1e3, unit="ms")
+    what = "processor time of the loop, of each token, inline"
+    report.add(what=what, value=1e6 * median(loop_s), unit="us")
 
 
 def compare_ledgers(report: Report, found: argparse.Namespace, engine: Engine) -> None:

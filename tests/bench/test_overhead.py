@@ -35,7 +35,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 def test_steps_computed_again_come_to_the_same_and_the_engine_goes_on(engine: Engine) -> None:
     for nth in range(2):
-        _, steps = engine.call(recorded(engine, FOUND, nth))
+        _, steps, token_s = engine.call(recorded(engine, FOUND, nth))
+        assert token_s > 0
         assert sum(len(launched.step.opened) for launched in steps) == FOUND.sequences
         assert all(each.begin_s < each.computes_s < each.end_s for each in steps)
         step_s, parts = engine.call(replayed(engine, steps, FOUND.sequences))  # asserts the tokens
