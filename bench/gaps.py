@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
             report.add(model=name, rows=f"prompts of {found.prefill}", **idle(events, skip=0))
             for line in by_kernel(events, found.top):
                 print(line, file=sys.stderr, flush=True)
-        for count in filter(None, map(int, found.rows.split(","))):
+        for count in map(int, filter(None, found.rows.split(","))):
             events = trace(House(runner, gpu.RUNNING_MAX, found.budget), count, found)
             report.add(model=name, rows=count, **idle(events))
             for line in by_kernel(events, found.top):
