@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.triton.narrow import row_of
+from kernels.ops.triton.rows import piece_of, row_of
 
 
 @triton.jit
@@ -153,9 +153,8 @@ def peak_kernel(
 ):
     nth = tl.program_id(0)
     piece = tl.program_id(1)
-    at = piece * BLOCK + tl.arange(0, BLOCK)
     row = row_of(logits, edited, source + nth, vocab)
-    value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+    at, value = piece_of(row, piece, vocab, BLOCK)
     value = tl.where(value == value, value, float("-inf"))
     top = tl.max(value, 0)
     place = nth.to(tl.int64) * pieces + piece
@@ -179,11 +178,10 @@ def weigh_kernel(
 ):
     nth = tl.program_id(0)
     piece = tl.program_id(1)
-    at = piece * BLOCK + tl.arange(0, BLOCK)
     row = row_of(logits, edited, source + nth, vocab)
     heat = tl.load(temperature + nth)
     least = tl.load(edge + nth)
-    value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+    _, value = piece_of(row, piece, vocab, BLOCK)
     place = nth.to(tl.int64) * pieces + piece
     top = tl.load(peak + place)
     near = tl.where(top > float("-inf"), top, 0.0)
@@ -247,8 +245,7 @@ def choose_kernel(
         chosen = tl.min(tl.where((through > target) & (scaled > 0.0), nth, last), 0)
         before = tl.sum(tl.where(nth < chosen, scaled, 0.0), 0)
         ahead = tl.sum(tl.where(nth < chosen, tied, 0), 0)
-        at = chosen * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+        at, value = piece_of(row, chosen, vocab, BLOCK)
         ties = ((value == least) & (value > float("-inf"))).to(tl.int32)
         rank = ahead + tl.cumsum(ties, 0) - ties
         stays = (value > least) | ((ties > 0) & (rank < kept))

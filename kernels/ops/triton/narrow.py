@@ -16,31 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.ops.triton.rows import order_of, piece_of, row_of, value_of
+
 EVEN_PASSES = tl.constexpr(10)  # pivots by value; afterwards by the floats' own order, which ends
 PASSES_MAX = tl.constexpr(40)
-
-
-@triton.jit
-def row_of(logits, edited, source, vocab):
-    """Where a row's values lie, see `choose.py`."""
-    row = tl.load(source).to(tl.int64)
-    if row >= 0:
-        place = logits + row * vocab
-    else:
-        place = edited + (-1 - row) * vocab
-    return place
-
-
-@triton.jit
-def order_of(value):
-    """int32 that are ordered as the floats are."""
-    bits = value.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def value_of(order):
-    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -77,8 +56,7 @@ def tally_kernel(
     heat = tl.load(temperature + own)
     top, _ = top_of(peak + own.to(tl.int64) * pieces, pieces, PIECES)
     below = value_of(order_of(top) - 1)
-    at = piece * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+    _, value = piece_of(row, piece, vocab, BLOCK)
     weight = tl.exp((value - top) * (1.0 / heat))
     place = (nth.to(tl.int64) * pieces + piece) * PIVOTS
     for index in tl.static_range(PIVOTS):
@@ -160,8 +138,7 @@ def gather_kernel(
         least = tl.load(pivots + nth * PIVOTS + low)
         most = tl.load(pivots + nth * PIVOTS + high, mask=high < PIVOTS, other=float("inf"))
         row = row_of(logits, edited, source + own, vocab)
-        at = piece * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(row + at, mask=at < vocab, other=float("-inf"))
+        _, value = piece_of(row, piece, vocab, BLOCK)
         taken = ((value > least) & (value <= most)).to(tl.int32)
         place = before + tl.cumsum(taken, 0) - taken
         tl.store(found + nth.to(tl.int64) * vocab + place, value, mask=taken != 0)

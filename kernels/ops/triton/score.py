@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.triton.narrow import order_of, value_of
+from kernels.ops.triton.rows import order_of, piece_of, value_of
 
 LOW = tl.constexpr(0x7FFFFFFF)  # of a key, what is its id turned round
 NOTHING = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
@@ -33,9 +33,8 @@ def rank_kernel(
 ):
     nth = tl.program_id(0)
     piece = tl.program_id(1)
-    at = piece * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + nth).to(tl.int64)
-    value = tl.load(logits + row * vocab + at, mask=at < vocab, other=float("-inf"))
+    at, value = piece_of(logits + row * vocab, piece, vocab, BLOCK)
     value = tl.where(value == value, value, float("-inf"))
     value = tl.where(value == 0.0, 0.0, value)  # of either sign
     top = tl.max(value, 0)
