@@ -118,7 +118,7 @@ class TritonAttention:
         # By the number of rows alone, so that no step meets a kernel that isn't compiled yet.
         programs = count * heads.kv
         if self.narrow:
-            found = next((each for each in SPLITS if programs <= each[0]), SPLITS[-1])
+            found = next(each for each in SPLITS if programs <= each[0])
             _, splits, self.split_min, self.block, self.stages = found
             # Among many short rows a long one should not be what all wait for.
             self.splits = min(max(splits, self.shape.context_len // SPLIT_KEYS), SPLITS_MAX)
