@@ -50,8 +50,8 @@ ends at once.
   python -m app serve --model model.Q4_K_M.gguf --kv-tokens 65536 --max-running 128
   python -m app serve --config serve.toml --log-level debug
 
-A file for --config has a table for each section below and the names of the fields as keys; what the
-command line says wins:
+A file for --config has a table for each section below, whose keys are the fields in
+messages/config.py; what the command line says wins:
 
   [scheduler]
   running_max = 128

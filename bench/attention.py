@@ -57,9 +57,16 @@ class Form(NamedTuple):
 def main(words: Sequence[str] | None = None) -> int:
     parser = parser_of("attention", ABOUT)
     parser.add_argument(
-        "--heads", nargs=3, type=int, default=[32, 8, 128], metavar=("Q", "KV", "D")
+        "--heads",
+        nargs=3,
+        type=int,
+        default=[32, 8, 128],
+        metavar=("Q", "KV", "D"),
+        help="their number and size",
     )
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 256], metavar="N")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[1, 16, 64, 256], metavar="N", help="of a step"
+    )
     parser.add_argument(
         "--lens",
         nargs="+",
@@ -68,7 +75,14 @@ def main(words: Sequence[str] | None = None) -> int:
         help="keys of a row, drawn; N: half to three halves of it",
     )
     parser.add_argument("--longest-first", action="store_true", help="not in the order drawn")
-    parser.add_argument("--splits", nargs="+", type=form, default=[], metavar="N,KEYS,BLOCK,STAGES")
+    parser.add_argument(
+        "--splits",
+        nargs="+",
+        type=form,
+        default=[],
+        metavar="N,KEYS,BLOCK,STAGES",
+        help="see above",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)
     if not torch.cuda.is_available():

@@ -401,7 +401,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=4, help="of fronts")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load of overload")
     parser.add_argument("--fresh", action="store_true", help="overload: a connection a request")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the forward")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)
     if unknown := set(found.edges) - set(EDGES):

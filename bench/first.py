@@ -383,8 +383,8 @@ def main(words: Sequence[str]) -> int:
         return [int(word) for word in text.split(",")]
 
     parser.add_argument("--streams", type=numbers, default=[64, 256], help="one or more, by comma")
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--waves", type=int, default=5)
+    parser.add_argument("--input-len", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--waves", type=int, default=5, help="the middle one is shown")
     parser.add_argument("--clients", type=int, default=2, help="processes that the streams are in")
     parser.add_argument("--paced", default="", metavar="MS,RATE", help="a clock for a device")
     parser.add_argument("--shape", default="", metavar="DIR", help="whose config.json is served")

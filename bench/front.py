@@ -352,7 +352,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--streams", type=numbers, default=[64, 256], help="one or more, by comma")
     parser.add_argument("--rate", type=float, default=6000, help="events/s in all")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each wave")
-    parser.add_argument("--front-ends", type=int, default=1)
+    parser.add_argument("--front-ends", type=int, default=1, help="as of the server")
     parser.add_argument("--chat", action="store_true", help="/v1/chat/completions")
     parser.add_argument("--announce", action="store_true", help="print the processes, to profile")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--chunks", nargs="+", type=int, default=[1, 8, 32, 0], help="0: the whole")
     parser.add_argument("--text", type=Path, help="a text file instead of the built-in text")
-    parser.add_argument("--tokens-max", type=int, default=1024)
+    parser.add_argument("--tokens-max", type=int, default=1024, help="of the text")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)

@@ -197,7 +197,7 @@ async def look(
 
 def main(words: list[str]) -> int:
     parser = parser_of("leak", ABOUT)
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, default=10_000, help="in all")
     parser.add_argument("--warm", type=int, default=1500, help="requests before, not counted")
     parser.add_argument("--together", type=int, default=16, help="requests open at once")
     parser.add_argument("--seed", type=int, default=0)

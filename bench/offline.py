@@ -37,6 +37,7 @@ def main(words: Sequence[str]) -> int:
         default="inline",
         dest="runtime.placement",
         metavar="inline|threads|processes",
+        help="of the actors",
     )
     found = parser.parse_args(list(words))
     loads = loads_of(parser, found)

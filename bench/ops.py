@@ -58,14 +58,14 @@ class Case:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each operator and number of rows."""
     parser = parser_of("ops", ABOUT)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512])
-    parser.add_argument("--hidden", type=int, default=576)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 512], help="of a step")
+    parser.add_argument("--hidden", type=int, default=576, help="of the shape, as the next three")
     parser.add_argument("--ffn", type=int, default=1536)
     parser.add_argument("--vocab", type=int, default=49152)
     parser.add_argument("--heads", type=int, nargs=3, default=[9, 3, 64], metavar=("Q", "KV", "D"))
     parser.add_argument("--context", type=int, default=256, help="keys of each decode row")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each row of the table")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0, help="0: cores")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(argv)
     try:

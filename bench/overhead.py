@@ -371,7 +371,7 @@ def say(text: str) -> None:
 def main(words: Sequence[str]) -> int:
     parser = parser_of("overhead", ABOUT)
     parser.add_argument("--only", default=",".join(PARTS), help="of hop,process,decode,recovery")
-    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--sequences", type=int, default=64, help="of a step")
     parser.add_argument("--tokens", type=int, default=96, help="of each stream")
     parser.add_argument("--rounds", type=int, default=5, help="medians of so many")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -165,7 +165,9 @@ def measure(sequence_count: int, step_count: int) -> tuple[list[float], list[flo
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each count of sequences."""
     parser = parser_of("planner", ABOUT)
-    parser.add_argument("--sequences", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument(
+        "--sequences", type=int, nargs="+", default=[64, 256, 1024], help="that run"
+    )
     parser.add_argument("--steps", type=int, default=200, help="decode steps to measure")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args(argv)

@@ -93,8 +93,8 @@ def measure(page_size: int, count: int, length: int, seed: int) -> dict[str, flo
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints one row for each page size."""
     parser = parser_of("radix", ABOUT)
-    parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 4, 16, 64], help="tokens")
+    parser.add_argument("--prompts", type=int, default=1000, help="of each size")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a prompt")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

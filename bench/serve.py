@@ -45,7 +45,9 @@ def arguments_of(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     where.add_argument("--spawn", action="store_true", help="start a server for the measurement")
     parser.add_argument("--key", default="", help="bearer token for the server")
     parser.add_argument("--model", default="", help="name to ask for; default: the first it lists")
-    parser.add_argument("--prompt", choices=("ids", "text", "chat"), default="ids")
+    parser.add_argument(
+        "--prompt", choices=("ids", "text", "chat"), default="ids", help="what is sent"
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     parser.add_argument("--clients", type=int, default=1, help="processes that the streams are in")
     add_load(parser)
@@ -68,12 +70,24 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--concurrency", type=int, default=8, help="streams open at once")
     group.add_argument("--requests", type=int, help="requests in all; default: --concurrency")
     group.add_argument("--rate", type=float, help="requests/s that arrive, instead of all at once")
-    group.add_argument("--input-len", type=lengths, default=lengths("32"), metavar="N|LOW:HIGH")
-    group.add_argument("--output-len", type=lengths, default=lengths("128"), metavar="N|LOW:HIGH")
+    group.add_argument(
+        "--input-len",
+        type=lengths,
+        default=lengths("32"),
+        metavar="N|LOW:HIGH",
+        help="tokens of a prompt (32)",
+    )
+    group.add_argument(
+        "--output-len",
+        type=lengths,
+        default=lengths("128"),
+        metavar="N|LOW:HIGH",
+        help="tokens of an answer (128)",
+    )
     group.add_argument("--shared-len", type=int, default=0, help="tokens that all prompts share")
     group.add_argument("--repeats", type=int, help="waves; the one of median rate is reported")
     group.add_argument("--warm-up", type=int, default=1, help="waves before, not counted")
-    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--seed", type=int, default=0, help="of the load")
     group.add_argument("--vocab", type=int, default=VOCAB, help="ids are below this")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
 

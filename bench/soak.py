@@ -285,7 +285,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=50, help="open at once")
     parser.add_argument("--rude", type=int, default=8, help="clients that leave")
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="of the forward")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(words)

@@ -96,15 +96,15 @@ class Invented:
 def main(words: Sequence[str]) -> int:
     parser = parser_of("structured", ABOUT)
     parser.add_argument("--model", required=True, help="a directory or a .gguf file")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of a step")
     parser.add_argument("--steps", type=int, default=60, help="decode steps of each kind")
     parser.add_argument("--tokens", type=int, default=100, help="of answers with and without jumps")
     parser.add_argument("--rounds", type=int, default=5, help="of first tokens, and of answers")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument(
         "--invented", action="store_true", help="weights and vocabulary are made up"
     )
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=0, help="of the forward; 0: cores")
     parser.add_argument("--engine", default="auto", help="a name of the grammar seam")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     found = parser.parse_args(list(words))
