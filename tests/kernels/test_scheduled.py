@@ -15,6 +15,13 @@ MODELS = ("llama", "mistral", "qwen2", "qwen3")
 NEW_LEN = 16
 
 
+@pytest.fixture(autouse=True)
+def all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request is there before the first step's result: on the host, where a step has ended
+    when it is launched, they would be served one after another, and nobody would want for pages."""
+    monkeypatch.setattr("bench.house.has_ended", lambda flight: False)
+
+
 def answers_of(house: House, prompts: list[list[int]], new_len: int) -> list[list[int]]:
     run = house.run(Load(prompts, [new_len] * len(prompts)))
     house.schedule.check()
@@ -24,8 +31,10 @@ def answers_of(house: House, prompts: list[list[int]], new_len: int) -> list[lis
     return list(run.tokens.values())
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize(("page_size", "budget"), [(1, 16), (4, 512), (16, 48)])
+@pytest.mark.parametrize(
+    ("page_size", "budget", "prefix_cache"),
+    [(1, 16, True), (4, 512, True), (16, 48, True), (4, 48, False)],
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_scheduled_answers_are_the_oracles(
     model: str, page_size: int, budget: int, prefix_cache: bool, tiny_models: dict[str, Answered]
@@ -34,8 +43,8 @@ def test_scheduled_answers_are_the_oracles(
     runner = load(known.path, "cpu", page_size=page_size)
     house = House(runner, 16, budget, prefix_cache=prefix_cache)
     assert answers_of(house, known.prompts, NEW_LEN) == known.answers
-    # Once more: now what the cache has kept is used, where there is one.
-    assert answers_of(house, known.prompts, NEW_LEN) == known.answers
+    if prefix_cache:  # once more: now what it has kept is used
+        assert answers_of(house, known.prompts, NEW_LEN) == known.answers
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -56,7 +65,7 @@ def test_answers_are_the_oracles_when_pages_run_out(
 def test_smollm2_scheduled_is_the_oracles(smollm2_answered: Answered) -> None:
     known = smollm2_answered
     longest = max(map(len, known.prompts)) + 8
-    runner = load(known.path, "cpu", page_size=4, kv_tokens=(longest // 4 + 8) * 4)
+    runner = load(known.path, "cpu", page_size=4, kv_tokens=(longest // 4 + 3) * 4)
     house = House(runner, 16, 64)
     assert answers_of(house, known.prompts, 8) == known.answers
     assert house.schedule.output.retraction_count > 0, "nothing was retracted"
