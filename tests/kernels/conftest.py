@@ -27,7 +27,7 @@ class Answered:
     path: Path
     prompts: list[list[int]]
     answers: list[list[int]]
-    read: list[dict[str, list[float]]]  # of the first prompts, see `read_prompt` of the oracle
+    read: list[dict[str, list[float]]]  # of the first prompts, see `what_is_read` of the oracle
 
 
 def run_oracle(*arguments: str, cwd: Path) -> None:

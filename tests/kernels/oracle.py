@@ -25,7 +25,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 VOCAB = 384
-PROMPT_COUNTS = {"tiny": 64, "smollm2": 24}
+PROMPT_COUNTS = {"tiny": 64, "smollm2": 16}
 NEW_LENS = {"tiny": 16, "smollm2": 8}
 READ_COUNT = 16  # prompts whose hidden states and logits are written as well
 
@@ -145,28 +145,36 @@ def answer(model: torch.nn.Module, asked: list[list[int]], path: Path) -> None:
     for index, prompt in enumerate(asked):
         by_length.setdefault(len(prompt), []).append(index)
     answers: list[list[int]] = [[] for _ in asked]
-    read = [read_prompt(model, prompt) for prompt in asked[:READ_COUNT]]
+    read: list[dict[str, list[float]]] = [{} for _ in asked]
     gap = float("inf")
     for indexes in by_length.values():
         ids, cache = torch.tensor([asked[index] for index in indexes], device=model.device), None
-        for _ in range(NEW_LENS[sys.argv[1].partition("@")[0]]):
-            out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for nth in range(NEW_LENS[sys.argv[1].partition("@")[0]]):
+            out = model(
+                input_ids=ids,
+                past_key_values=cache,
+                use_cache=True,
+                output_hidden_states=not nth,
+                logits_to_keep=1,
+            )
             cache = out.past_key_values
+            if not nth:
+                hidden = out.hidden_states[-1]
+                for row, index in enumerate(indexes):
+                    read[index] = what_is_read(hidden[row, -1], out.logits[row, -1])
             best = out.logits[:, -1].topk(2)
             gap = min(gap, float((best.values[:, 0] - best.values[:, 1]).min()))
             ids = best.indices[:, :1]
             for index, token in zip(indexes, ids[:, 0].tolist(), strict=True):
                 answers[index].append(token)
-    path.write_text(json.dumps({"prompts": asked, "answers": answers, "gap": gap, "read": read}))
+    content = {"prompts": asked, "answers": answers, "gap": gap, "read": read[:READ_COUNT]}
+    path.write_text(json.dumps(content))
 
 
-def read_prompt(model: torch.nn.Module, prompt: list[int]) -> dict[str, list[float]]:
-    """Of the last token: the final hidden state scaled to length 1, the log probabilities of the
-    first VOCAB tokens."""
-    ids = torch.tensor([prompt], device=model.device)
-    out = model(input_ids=ids, output_hidden_states=True, logits_to_keep=1)
-    hidden = out.hidden_states[-1][0, -1]
-    logprobs = torch.log_softmax(out.logits[0, -1], -1)[:VOCAB]
+def what_is_read(hidden: torch.Tensor, logits: torch.Tensor) -> dict[str, list[float]]:
+    """Of a prompt's last token, [hidden_size] and [vocab_size]: the final hidden state scaled to
+    length 1, the log probabilities of the first VOCAB tokens."""
+    logprobs = torch.log_softmax(logits, -1)[:VOCAB]
     return {"vector": (hidden / hidden.norm()).tolist(), "logprobs": logprobs.tolist()}
 
 

@@ -24,9 +24,15 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("flavour", "page_size"), [("cpu", 1), ("cpu", 4), ("cpu", 16), ("reference", 4)]
-)
+def of_each_length(known: Answered) -> tuple[list[list[int]], list[list[int]]]:
+    """A prompt of each length, and its answer: alone, more of one length are the same case."""
+    pairs = zip(known.prompts, known.answers, strict=True)
+    found = {len(prompt): (prompt, answer) for prompt, answer in pairs}
+    assert len(found) > 5
+    return [prompt for prompt, _ in found.values()], [answer for _, answer in found.values()]
+
+
+@pytest.mark.parametrize(("flavour", "page_size"), [("cpu", 1), ("cpu", 16), ("reference", 4)])
 @pytest.mark.parametrize("model", MODELS)
 def test_batched_answers_are_the_oracles(
     flavour: str, model: str, page_size: int, tiny_models: dict[str, Answered]
@@ -46,14 +52,15 @@ def test_answers_alone_are_the_oracles(
     known = tiny_models[model]
     driver = Driver(load(known.path, flavour))
     new_len = 16 if flavour == "cpu" else 3  # the reference is slow in small steps
-    expected = [answer[:new_len] for answer in known.answers]
-    assert driver.generate(known.prompts, new_len, together=1) == expected
+    prompts, answers = of_each_length(known)
+    expected = [answer[:new_len] for answer in answers]
+    assert driver.generate(prompts, new_len, together=1) == expected
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("flavour", "page_size", "chunk"),
-    [("cpu", 16, WIDE), ("cpu", 1, 16), ("cpu", 4, 40), ("reference", 16, 40)],
+    [("cpu", 16, WIDE), ("cpu", 1, 16), ("reference", 16, 40)],
 )
 def test_smollm2_answers_are_the_oracles(
     flavour: str, page_size: int, chunk: int, smollm2_answered: Answered
@@ -67,5 +74,5 @@ def test_smollm2_answers_are_the_oracles(
 @pytest.mark.real
 def test_smollm2_answers_alone_are_the_oracles(smollm2_answered: Answered) -> None:
     driver = Driver(load(smollm2_answered.path, "cpu"))
-    expected = [answer[:4] for answer in smollm2_answered.answers]
-    assert driver.generate(smollm2_answered.prompts, 4, together=1) == expected
+    prompts, answers = of_each_length(smollm2_answered)
+    assert driver.generate(prompts, 4, together=1) == [answer[:4] for answer in answers]
