@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -99,17 +98,27 @@ def test_the_second_time_nothing_is_compiled(
     assert stat.S_IMODE(empty_cache.stat().st_mode) == 0o700
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_processes_that_start_together_compile_once(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
     copy = f'while [ "$1" != -o ]; do shift; done; echo library > "$2"; echo once >> {log}'
     fake_compiler(tmp_path, monkeypatch, copy)
-    command = [sys.executable, "-c", "from kernels.ops.cpu import build; print(build.library())"]
-    root = Path(build.__file__).parents[3]
-    children = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE) for _ in range(3)]
-    paths = {child.communicate(timeout=500)[0] for child in children}
-    assert len(paths) == 1 and b"".join(paths).strip() and log.read_text() == "once\n"
+    context = multiprocessing.get_context("fork")  # none of them imports torch again
+    barrier, answers = context.Barrier(3), context.SimpleQueue()
+
+    def child() -> None:
+        barrier.wait(500)
+        answers.put(str(build.library()))
+
+    children = [context.Process(target=child) for _ in range(3)]
+    for each in children:
+        each.start()
+    for each in children:
+        each.join(500)
+        assert each.exitcode == 0
+    assert len({answers.get() for _ in children}) == 1 and log.read_text() == "once\n"
 
 
 def test_another_compiler_or_cpu_has_another_file(
