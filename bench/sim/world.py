@@ -1,8 +1,8 @@
 """This file runs one world from its seed to its end, and says what came of it.
 
 Real actors and the real transport's links on a virtual clock; clients, faults and laws around them.
-Phases: trouble and work; then peace, in which everything must come to its end in bounded time; then
-quiet, in which nothing may be held any more; then an orderly stop.
+Here they are put together, and everything that is taken anywhere is watched; `play.py` says what
+happens in which order.
 
 Law: a run is a function of its scenario. `chain` is a hash over all that arrived anywhere and when:
 equal for two runs, in whatever process.
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from actors.runtime.node import Node
 from actors.runtime.simloop import SimLoop
 from actors.runtime.system import System
 from bench.sim import laws, rooms
-from bench.sim.clients import Client, Outcome
+from bench.sim.clients import Outcome
 from bench.sim.deploy import (
     config_of,
     files_for,
@@ -38,26 +38,19 @@ from bench.sim.deploy import (
 from bench.sim.faults import Injector
 from bench.sim.house import House, Probe
 from bench.sim.journal import Journal
-from bench.sim.judge import Health, Judge
+from bench.sim.judge import Judge
 from bench.sim.oracle import oracle_of
+from bench.sim.play import GATEWAY_ENDS, SPOILED, Play
 from bench.sim.rooms import Device, Pace
-from bench.sim.scenario import Ask, Drain, Scenario
+from bench.sim.scenario import Ask, Scenario
 from bench.sim.site import SimSite
 from bench.sim.wire import Trouble, Wire
 from messages.system import Beat, Cause, Labels, Reason, State
 from messages.types import Problem
 
 ROOT_PID = 999
-PEACE_S = 300.0  # after the last fault: by then every client has its end
-QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
-FAULTS_SHARE = 0.85  # of a world's time
 DEATH_KNOWN_S = 60.0  # a client may see a death so long before the root, of a node that is stopped
-ENDED_S = 1.0  # after the stop, for what only has to see that it is over
-SPOILED = "a simulated bug of the supervisor"
-HEARD_S = 2.0  # from the order to drain until each gateway has it
 STEPS_MAX = 40_000_000
-# What a client is told as its gateway ends.
-GATEWAY_ENDS = ("The gateway failed", "The server is shutting down")
 
 
 class Broken(AssertionError):
@@ -102,7 +95,7 @@ def run_world(scenario: Scenario, model: Path) -> Result:
             files_for(scenario, model, world.pace),
             asyncio.Runner(loop_factory=lambda: loop) as runner,
         ):
-            runner.run(world.play(loop))
+            runner.run(world.run(loop))
         if world.failures:
             raise world.failures[0]
         return world.result(loop)
@@ -119,6 +112,9 @@ def run_world(scenario: Scenario, model: Path) -> Result:
 
 
 class World:
+    """One deployment and all that is known of its run. What clients, the judge and the play need of
+    each other they find here."""
+
     def __init__(self, scenario: Scenario, model: Path) -> None:
         self.model = model
         self.oracle = oracle_of(str(model))
@@ -291,10 +287,21 @@ class World:
         task = self.loop.create_task(self.judge.see_off(life, call_id))
         self.seeing_off[task] = None
 
-    # The play
+    # The run
 
-    async def play(self, loop: SimLoop) -> None:
+    async def run(self, loop: SimLoop) -> None:
         self.loop = loop
+        self.build(loop)
+        self.listen(loop, self.system)
+        await self.system.start()
+        assert self.house.main is not None
+        self.house.main._inbound = Probe(self.system.node, self.before, self.after)
+        self.wire.trouble.drop = self.scenario.menu.drop
+        self.wire.trouble.repeat = self.scenario.menu.repeat
+        await Play(self, self.system).run()
+
+    def build(self, loop: SimLoop) -> None:
+        """Wire, house, faults and system; nothing runs yet."""
         scenario, shape = self.scenario, self.scenario.shape
         self.wire = Wire(scenario.seed, Trouble(delay_s=shape.delay_s), self.journal.frame)
         self.house = House(
@@ -324,7 +331,7 @@ class World:
         root, nodes = rooms.build(
             config_of(scenario, self.model), device, shape.placement, shape.restarts_max
         )
-        self.system = system = System(
+        self.system = System(
             root,
             nodes=nodes,
             seed=scenario.seed,
@@ -334,8 +341,11 @@ class World:
             log=self.log,
             check=True,
         )
-        system.node.pid = ROOT_PID
-        self.born(system.node)
+        self.system.node.pid = ROOT_PID
+        self.born(self.system.node)
+
+    def listen(self, loop: SimLoop, system: System) -> None:
+        """What the root hears of its nodes and does to its leaves is known here as well."""
         leaf_died, start_leaf = system._leaf_died, system.start_leaf
         beat, link_up = system.nodes.beat, system.nodes.link_up
 
@@ -364,144 +374,6 @@ class World:
         system.nodes.link_up = linked  # type: ignore[method-assign]
         system._leaf_died = noted  # type: ignore[method-assign]
         system.start_leaf = started  # type: ignore[method-assign]
-        await system.start()
-        assert self.house.main is not None
-        self.house.main._inbound = Probe(system.node, self.before, self.after)
-        self.wire.trouble.drop = scenario.menu.drop
-        self.wire.trouble.repeat = scenario.menu.repeat
-        await self.act(loop, system)
-
-    async def act(self, loop: SimLoop, system: System) -> None:
-        scenario = self.scenario
-        begin_s = loop.time()
-        clients = self.come(scenario.asks)
-        self.health = Health(loop.time)
-        looking = loop.create_task(self.look())
-        self.watching = watching = loop.create_task(self.watch(system))
-        end_s = begin_s + scenario.duration_s
-        if scenario.spoils:
-            loop.call_at(begin_s + scenario.duration_s / 2, self.spoil)
-        await self.injector.run(begin_s + scenario.duration_s * FAULTS_SHARE)
-        _, late = await asyncio.wait(clients, timeout=end_s - loop.time() + PEACE_S)
-        if late:
-            names = ", ".join(task.get_name() for task in late)
-            open_things = laws.open_things(system, self.nodes())
-            raise AssertionError(f"still without an end: {names}; open: {open_things}")
-        self.outcomes = [task.result() for task in clients]
-        for outcome in self.outcomes:
-            self.judge.outcome(outcome)
-        self.judge.poison()
-        if self.gave_up is None:
-            self.judge.restarts()
-            self.judge.stillness()
-        await asyncio.gather(*self.seeing_off)
-        if self.gave_up is None:
-            await self.settle(system)
-            await asyncio.sleep(max(0.0, end_s - loop.time()))  # and nothing comes up again
-            await self.settle(system)
-        if self.gave_up is None and scenario.drain is not None:
-            await self.drain(system, scenario.drain)
-        watching.cancel()
-        looking.cancel()
-        self.injector.is_over = True
-        await asyncio.gather(system.stop(), system.stop())
-        for node in self.nodes():
-            assert not node.lives, f"{node.name} has {list(node.lives)} after the stop"
-        assert not self.house.alive(), f"{self.house.alive()} run after the stop"
-        await asyncio.sleep(ENDED_S)
-        self.judge_end()
-
-    def spoil(self) -> None:
-        self.is_spoiled = not self.injector.is_over
-
-    def judge_end(self) -> None:
-        """Nothing of a house that was stopped goes on, and no message was of a wrong kind."""
-        current = asyncio.current_task()
-        assert current is not None
-        running = [name for name in self.house.running() if name != current.get_name()]
-        assert not running, f"{running} go on after the stop"
-        unreadable = [
-            dict(labels)["kind"]
-            for (name, labels), count in self.counted.items()
-            if name == "histrio_dead_letters_total" and ("cause", "unreadable") in labels and count
-        ]
-        assert not unreadable, f"{unreadable} could not be read"
-        self.journal.note(f"draws {self.wire.drawn()} {self.injector.rng.random()}")
-
-    def come(self, asks: Iterable[Ask]) -> list[asyncio.Task[Outcome]]:
-        return [self.loop.create_task(Client(ask, self).run(), name=ask.name) for ask in asks]
-
-    async def drain(self, system: System, drain: Drain) -> None:
-        """As SIGTERM with work under way: what ends within the grace is whole, and the rest is told
-        that the server ends."""
-        asks = [self.settled(ask, index) for index, ask in enumerate(drain.asks)]
-        clients = self.come(asks)
-        await asyncio.sleep(drain.after_s)
-        begin_s = self.loop.time()
-        self.journal.note("drain")
-        if drain.kills and self.house.alive():
-            self.house.kill(self.injector.rng.choice(self.house.alive()))
-            self.injector.troubles.append((begin_s, begin_s))
-            self.seen["drained while a part restarted"] += 1
-        self.is_draining = True
-        await system.drain(drain.grace_s)
-        took_s = self.loop.time() - begin_s
-        assert took_s <= drain.grace_s + 0.1, f"drained {took_s:g} s, with {drain.grace_s:g} s"
-        self.watching.cancel()
-        await system.stop()
-        self.is_closed = True
-        _, late = await asyncio.wait(clients, timeout=60.0)
-        assert not late, f"{[task.get_name() for task in late]} have no end after the server's"
-        await asyncio.gather(*self.seeing_off)
-        self.earlier, self.outcomes = self.outcomes, [task.result() for task in clients]
-        for outcome in self.outcomes:
-            problem = outcome.problem
-            if outcome.begin_s > begin_s + HEARD_S:
-                where = f"{outcome.ask.name}, which came to a server that drains,"
-                assert not outcome.is_whole, f"{where} was served"
-                waited_s = 0.0 if problem is None else outcome.end_s - outcome.begin_s
-                # A gateway that is just being restarted hears of it once it runs.
-                bound_s = drain.grace_s if drain.kills else HEARD_S
-                assert waited_s <= bound_s, f"{where} was refused after {waited_s:g} s"
-            if outcome.is_whole:
-                self.seen["drained with whole answers"] += 1
-            elif problem is not None and problem.message.startswith(GATEWAY_ENDS):
-                self.seen["drained with a typed end"] += 1
-            elif outcome.is_unserved:
-                self.seen["came when the doors were closed"] += 1
-            else:
-                self.judge.outcome(outcome)
-
-    async def watch(self, system: System) -> None:
-        self.gave_up = await system.wait()
-        self.seen["the root gave up"] += 1
-        if SPOILED in self.gave_up.detail:
-            self.seen["the root gave up as its own work failed"] += 1
-        self.journal.note(f"the root gave up: {self.gave_up.detail}")
-        self.injector.end()
-        await system.stop()
-
-    async def look(self) -> None:
-        """Notes when all parts run and nothing is done to them."""
-        while True:
-            await asyncio.sleep(1.0)
-            self.health.note(
-                not self.injector.is_trouble(self.loop.time())
-                and laws.all_run(self.system, self.nodes())
-            )
-
-    async def settle(self, system: System) -> None:
-        until_s = self.loop.time() + QUIET_S
-        while found := laws.open_things(system, self.nodes()):
-            assert self.loop.time() < until_s, f"not quiet: {found}"
-            await asyncio.sleep(1.0)
-            assert self.gave_up is None, f"gave up in peace: {self.gave_up}"
-        for branch in laws.branches_of(system.root):
-            branch.restarts.check()
-        for node in self.nodes():
-            node.check()
-            assert node.transport is not None
-            node.transport.check()
 
     def result(self, loop: SimLoop) -> Result:
         outcomes = self.earlier + self.outcomes
