@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import app
+from actors.commands import BENCHES
 from actors.settings import FLAGS
 from bench.cases import CASES
 
@@ -41,7 +41,7 @@ def test_commands_and_flags_that_a_page_names_exist(page: str) -> None:
     text = text_of(page)
     known = {"serve", "generate", "chat", "logs", "top", "plugins", "simulate", "bench", "doctor"}
     assert set(re.findall(r"python -m app (\w+)", text)) <= known
-    assert set(re.findall(r"python -m app bench (\w+)", text)) <= set(app.BENCHES)
+    assert set(re.findall(r"python -m app bench (\w+)", text)) <= set(BENCHES)
     flags = {row.flag for row in FLAGS} | {"--help", "--config", "--request", "--url"}
     assert set(re.findall(r"`(--[a-z-]+)", text)) <= flags
 
@@ -52,7 +52,7 @@ def test_the_first_screen_of_the_readme_is_one_screen() -> None:
 
 
 def test_every_bench_that_is_offered_exists() -> None:
-    assert all(importlib.util.find_spec(f"bench.{name}") for name in app.BENCHES)
+    assert all(importlib.util.find_spec(f"bench.{name}") for name in BENCHES)
 
 
 def test_the_cases_are_held_by_tests_that_exist_and_asked_by_the_bench() -> None:

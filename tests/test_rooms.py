@@ -195,6 +195,7 @@ RULES: tuple[Rule, ...] = (
     Rule("actors/source.py", ("huggingface_hub", "tqdm", "structlog")),
     Rule("actors/run.py", ("messages", "actors.plugins", *AROUND), STDLIB, NOT_ROOMS),
     Rule("actors/engine.py", ("msgspec", "messages", "actors.gateway", "actors.run", *AROUND)),
+    Rule("actors/commands.py", ("actors.settings",), PURE),
     Rule("actors/console.py", ("msgspec", "tqdm", "actors.engine", "actors.settings")),
     Rule("actors/doctor.py", ("messages.config",)),
     Rule("actors/plugins.py", ("kernels.registry",)),
@@ -203,6 +204,7 @@ RULES: tuple[Rule, ...] = (
         "app.py",
         (
             "messages",
+            "actors.commands",
             "actors.console",
             "actors.doctor",
             "actors.engine",
