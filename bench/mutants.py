@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "scheduler: an end frees no pages",
-        SCHEDULE,
+        "actors/scheduler/leases.py",
         "        self.output.to_cache.append(cache.Release("
         "request.id, request.attempt, computed, granted))\n",
         "",

@@ -130,7 +130,7 @@ def measure(sequence_count: int, step_count: int) -> tuple[list[float], list[flo
     for index in range(sequence_count):
         house.submit(index, step_count + 60)
     schedule = house.scheduler.schedule
-    while schedule.prefilling or len(schedule.decoding) < sequence_count:
+    while schedule.running.prefilling or len(schedule.running.decoding) < sequence_count:
         done = house.answer(house.steps.popleft())
         house.tell(PATHS.scheduler, done)
         house.pass_on()
@@ -158,7 +158,7 @@ def measure(sequence_count: int, step_count: int) -> tuple[list[float], list[flo
         house.pass_on()
         both_ms.append(1e3 * (time.process_time() - begin_s))
         cores_ms.append(1e3 * core_s)
-    assert len(schedule.decoding) == sequence_count, "the sequences did not all run"
+    assert len(schedule.running.decoding) == sequence_count, "the sequences did not all run"
     return both_ms, cores_ms
 
 

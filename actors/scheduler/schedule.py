@@ -8,8 +8,8 @@ argument, and what is to be sent is collected in an `Output`. After any event it
                   ▲                                    │
                   └────────────── retracted ───────────┘
 
-Laws: a request ends in exactly one terminal tail; its pages go back to the cache only when no step
-in flight touches them; an aborted one is acknowledged after that; a slot has one tenant.
+Who has a slot is kept by `running.py`, whose pages are where by `leases.py`, who waits by
+`admission.py`. Law: a request ends in exactly one terminal tail.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from msgspec import structs
 
 from actors.scheduler import finish, jump
 from actors.scheduler.admission import Admission, Pace
-from actors.scheduler.flights import Flight, Flights, rows_of, sampled
+from actors.scheduler.flights import Flights, rows_of, sampled
+from actors.scheduler.leases import Leases
 from actors.scheduler.output import News, Output
 from actors.scheduler.planner import Plan, choose_victims, plan
 from actors.scheduler.queue import POLICIES
 from actors.scheduler.request import Event, Request, State
 from actors.scheduler.reserve import Reserve
-from messages import cache
+from actors.scheduler.running import Running
 from messages.base import Address
 from messages.config import SchedulerConfig
 from messages.detokenizer import Tail
@@ -50,12 +51,11 @@ class Schedule:
         self.admission = Admission(POLICIES.get(config.policy)())
         self.flights = Flights(epoch, self.depth)
         self.reserve = Reserve(facts.page_size)
-        self.prefilling: dict[int, Request] = {}  # by slot, in order of admission
-        self.decoding: dict[int, Request] = {}
-        self.retiring: list[Request] = []  # have left; a step in flight touches their pages
+        self.running = Running(config.running_max, facts.page_size)
+        self.leases = Leases(
+            self.output, self.admission, self.flights, self.reserve, facts.page_size
+        )
         self._eos_ids = frozenset(facts.eos_ids)
-        self._free_slots = list(range(config.running_max - 1, -1, -1))
-        self._closed = array("i")  # slots that the worker is still to be told of
         self.is_paused = False
         self._retracts = False  # while paused: whoever comes to run goes back
         self._arrival = 0
@@ -121,18 +121,14 @@ class Schedule:
     def acquired(self, message: Acquired, now_s: float) -> None:
         request = self.admission.acquired(message.request, message.attempt)
         if request.state is State.DONE:
-            self._let_go(request, b"")
+            self.leases.let_go(request, b"")
             return
-        request.advance(Event.ADMIT)
-        slot = self._free_slots.pop()
-        request.slot = slot
-        request.pages = message.pages
-        request.page_count = len(message.pages) // 4
-        request.cached_len = request.planned_len = message.cached_len
-        request.leased_len = len(request.tokens)
-        self._set_room(request)
-        self.prefilling[slot] = request
-        facts = {"slot": slot, "cached": message.cached_len, "pages": request.page_count}
+        self.running.enter(request, message.pages, message.cached_len)
+        facts = {
+            "slot": request.slot,
+            "cached": message.cached_len,
+            "pages": request.page_count,
+        }
         self.output.news.append(News("admitted", request.id, facts))
         if not request.admitted_once:
             request.admitted_once = True
@@ -146,7 +142,7 @@ class Schedule:
     def deferred(self, message: Deferred) -> None:
         request = self.admission.deferred(message)
         if request.state is State.DONE:
-            self._acknowledge(request)
+            self.leases.acknowledge(request)
         else:
             self.admission.wait_again(request, message.behind)
 
@@ -184,7 +180,7 @@ class Schedule:
                     self._fail(request, finish.starved())
                 else:
                     self._fail(request, finish.unbounded(request) if slot in refused else None)
-        self._commit(flight)
+        self.leases.commit(flight)
         for part in message.prompts:
             (request,) = rows_of(flight, pack([part.slot]))
             if request is not None and request.state is not State.DONE:
@@ -229,11 +225,10 @@ class Schedule:
             if request.state is not State.DONE:
                 count += self._jump(request, forced, now_s)
         self.output.generated_tokens += count
-        self._settle_retiring()
+        self.leases.settle_retiring()
 
     def _jump(self, request: Request, forced: array[int], now_s: float) -> int:
-        """Takes in tokens that a grammar forces. They are computed as a chunk, before the prompts
-        of others: their stream is under way."""
+        """Takes in tokens that a grammar forces; returns how many."""
         tail, over = jump.take(request, forced)
         count = len(tail.tokens) // 4
         if over is not None:
@@ -242,10 +237,7 @@ class Schedule:
             self._pace.ended(now_s)
             self._close(request)
         elif request.state is State.DECODE and request.planned_len < len(request.tokens) - 1:
-            request.advance(Event.JUMP)
-            assert request.slot is not None
-            del self.decoding[request.slot]
-            self.prefilling = {request.slot: request, **self.prefilling}
+            self.running.jumped(request)
         request.mail.rows.append(tail)
         return count
 
@@ -263,7 +255,7 @@ class Schedule:
                 self._fail(request, finish.starved())
             elif request.is_running:
                 self._retract(request)
-        self._settle_retiring()
+        self.leases.settle_retiring()
 
     def lose(self, gateway: Address) -> None:
         """Nobody is left to read what these requests make."""
@@ -276,10 +268,10 @@ class Schedule:
     def pump(self, now_s: float) -> None:
         """Sends the steps, and asks for the pages, that the present state allows."""
         if self._retracts:
-            for request in [*self.decoding.values(), *self.prefilling.values()]:
+            for request in self.running.all():
                 self.output.retraction_count += 1
                 self._retract(request)
-        self._replenish()
+        self.leases.replenish(len(self.running))
         if self.is_paused:
             return
         while self.flights.may_send:
@@ -287,7 +279,7 @@ class Schedule:
             if planned.is_empty:
                 break
             self._launch(planned, now_s)
-        self._replenish()
+        self.leases.replenish(len(self.running))
         while self._may_admit():
             question = self.admission.next()
             if question is None:
@@ -296,13 +288,12 @@ class Schedule:
 
     @property
     def running_count(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
+        return len(self.running)
 
     @property
     def used_len(self) -> int:
         """Tokens that the pages of those who run have room for."""
-        running = (*self.decoding.values(), *self.prefilling.values())
-        return sum(request.page_count for request in running) * self.page_size
+        return self.running.used_len
 
     @property
     def waiting_len(self) -> int:
@@ -311,8 +302,8 @@ class Schedule:
 
     def _plan(self) -> Plan:
         planned = self._plan_once()
-        if planned.stalled and self.reserve.is_dry and not self.retiring:
-            running = [*self.decoding.values(), *self.prefilling.values()]
+        if planned.stalled and self.reserve.is_dry and not self.leases.retiring:
+            running = self.running.all()
             for victim in choose_victims(running, planned.stalled, self.page_size):
                 self.output.retraction_count += 1
                 facts = {"generated": victim.output_len}
@@ -323,53 +314,28 @@ class Schedule:
 
     def _plan_once(self) -> Plan:
         return plan(
-            self.decoding.values(),
-            self.prefilling.values(),
+            self.running.decoding.values(),
+            self.running.prefilling.values(),
             budget=self.config.prefill_budget,
             page_size=self.page_size,
             spare_count=len(self.reserve),
         )
 
     def _launch(self, planned: Plan, now_s: float) -> None:
-        grown: list[tuple[int, int]] = []
-        for request in planned.grown:
-            page = self.reserve.spend()
-            request.granted.append(page)
-            request.page_count += 1
-            self._set_room(request)
-            assert request.slot is not None
-            grown.append((request.slot, page))
-        closed = self._closed.tobytes()
-        del self._closed[:]
+        grown = [self.running.grow(request, self.reserve.spend()) for request in planned.grown]
+        closed = self.running.take_closed()
         self.output.steps.append(self.flights.send(planned, grown, closed, now_s))
-        for request, _ in planned.prefills:
-            if request.planned_len == len(request.tokens):
-                request.advance(Event.PREFILLED)
-                assert request.slot is not None
-                del self.prefilling[request.slot]
-                self.decoding[request.slot] = request
-
-    def _replenish(self) -> None:
-        # Not those who ask: were they deferred, what was reserved for them would go back at once,
-        # be announced as freed, and bring them to ask again, for ever.
-        self.reserve.set_running(self.running_count)
-        excess = self.reserve.take_excess()
-        if excess:
-            self.output.to_cache.append(cache.Return(pack(excess)))
-        count = self.reserve.take_ask()
-        if count > 0:
-            self.output.to_cache.append(cache.Reserve(count))
+        self.running.planned(planned.prefills)
 
     def _may_admit(self) -> bool:
         """Whether one more request would have a slot, and soon a step to run in."""
         asking = self.admission.asking
-        if len(asking) >= len(self._free_slots) or self.reserve.is_short:
+        if len(asking) >= len(self.running.free_slots) or self.reserve.is_short:
             return False
         if len(self.admission.queue) == 0:
             return False
         # Pages leased long before they are computed would be taken from those who decode.
-        backlog = sum(len(r.tokens) - r.planned_len for r in self.prefilling.values())
-        backlog += sum(len(r.tokens) for r in asking.values())
+        backlog = self.running.backlog_len + sum(len(r.tokens) for r in asking.values())
         return backlog < self.depth * self.config.prefill_budget
 
     def _refusal(self, message: Submit) -> Problem | None:
@@ -383,22 +349,9 @@ class Schedule:
         # Slots count as places too: after a restart all that ran come back at once, and none of
         # them may be refused that was not refused before.
         if len(self.live) >= self.config.queued_max + self.config.running_max:
-            waiting_count = len(self.live) - self.running_count
+            waiting_count = len(self.live) - len(self.running)
             return finish.overloaded(waiting_count, self._pace.retry_after_s(waiting_count))
         return None
-
-    def _set_room(self, request: Request) -> None:
-        request.room_len = request.page_count * self.page_size
-        request.stop_len = min(request.room_len, request.limit_len - 1)
-
-    def _commit(self, flight: Flight) -> None:
-        """Shares the full pages that the step's prefill chunks have completed."""
-        for request, begin, end in flight.prefills:
-            if end > request.leased_len:
-                continue  # of a jump: the cache hears of it at the request's end
-            if request.is_running and end // self.page_size > begin // self.page_size:
-                self.output.to_cache.append(cache.Commit(request.id, request.attempt, end))
-                self.admission.shared(request)
 
     # Ends and ways out
 
@@ -407,7 +360,7 @@ class Schedule:
         request.is_acknowledged = False
         self._close(request)
         if not request.is_retiring and (request.id, request.attempt) not in self.admission.asking:
-            self._acknowledge(request)
+            self.leases.acknowledge(request)
 
     def _fail(self, request: Request, problem: Problem | None = None) -> None:
         """What it has computed is void, also when it has ended meanwhile for another reason."""
@@ -436,62 +389,19 @@ class Schedule:
 
     def _leave(self, request: Request) -> None:
         """Gives up the slot now, and the pages as soon as no step in flight touches them."""
-        slot = request.slot
-        assert slot is not None
-        if self.decoding.pop(slot, None) is None:
-            del self.prefilling[slot]
-        if request.is_opened:
-            self._closed.append(slot)
-        self._free_slots.append(slot)
-        request.slot = None
-        request.is_opened = False
-        if self.flights.is_touched(request):
-            request.is_retiring = True
-            self.retiring.append(request)
-        else:
-            self._settle(request)
-
-    def _settle_retiring(self) -> None:
-        if not self.retiring:
-            return
-        ready = [r for r in self.retiring if not self.flights.is_touched(r)]
-        self.retiring = [r for r in self.retiring if self.flights.is_touched(r)]
-        for request in ready:
-            request.is_retiring = False
-            self._settle(request)
-
-    def _settle(self, request: Request) -> None:
-        """Its pages go back; then it waits again, or its abort is acknowledged."""
-        computed = b"" if request.is_poisoned else request.tokens[: request.planned_len].tobytes()
-        self._let_go(request, computed)
-        request.pages = b""
-        request.page_count = request.cached_len = request.planned_len = 0
-        request.room_len = request.stop_len = 0
-        request.granted = array("i")
-        if request.state is State.WAITING:
-            self.admission.wait(request)
-
-    def _let_go(self, request: Request, computed: bytes) -> None:
-        granted = request.granted.tobytes()
-        self.output.to_cache.append(cache.Release(request.id, request.attempt, computed, granted))
-        self.reserve.hint()
-        self.admission.let_go(request)
-        if request.state is State.DONE:
-            self._acknowledge(request)
-
-    def _acknowledge(self, request: Request) -> None:
-        if not request.is_acknowledged:
-            request.is_acknowledged = True
-            self.output.end(request, FinishReason.ABORT)
+        self.running.leave(request)
+        self.leases.retire(request)
 
     def check(self) -> None:
         """Asserts the laws. O(requests)."""
         self.admission.check()
         self.flights.check()
         self.reserve.check()
+        self.running.check()
+        self.leases.check()
         waiting = {id(request) for request in self.admission.waiting()}
         asking = {id(request) for request in self.admission.asking.values()}
-        retiring = {id(request) for request in self.retiring}
+        retiring = {id(request) for request in self.leases.retiring}
         for name, request in self.live.items():
             assert request.id == name
             assert request.state is not State.DONE, f"{name} is done and alive"
@@ -502,14 +412,6 @@ class Schedule:
             if request.is_retiring:
                 assert is_waiting, f"{name} runs while its pages are taken from it"
         assert waiting <= {id(request) for request in self.live.values()}, "one who is done waits"
-        for slot, request in (*self.prefilling.items(), *self.decoding.items()):
-            assert request.slot == slot, f"{request.id} is not in slot {slot}"
+        for request in self.running.all():
             assert self.live.get(request.id) is request, f"{request.id} runs and is not alive"
             assert id(request) not in retiring, f"{request.id} runs and leaves"
-        assert all(r.state is State.PREFILL for r in self.prefilling.values())
-        assert all(r.state is State.DECODE for r in self.decoding.values())
-        slots = [*self.prefilling, *self.decoding, *self._free_slots]
-        assert sorted(slots) == list(range(self.config.running_max)), f"slots {slots}"
-        for request in self.retiring:
-            assert request.is_retiring, f"{request.id} leaves without knowing"
-            assert self.flights.is_touched(request), f"{request.id} could have left"

@@ -166,10 +166,10 @@ def held_by(path: str, actor: Any) -> dict[str, int]:
             schedule = actor.schedule
             return {
                 "requests": len(schedule.live),
-                "slots taken": schedule.config.running_max - len(schedule._free_slots),
+                "slots taken": len(schedule.running),
                 "steps in flight": len(schedule.flights),
                 "reserved pages": len(schedule.reserve),
-                "retiring": len(schedule.retiring),
+                "retiring": len(schedule.leases.retiring),
                 "questions to the cache": len(schedule.admission.asking),
                 "waiting": len(list(schedule.admission.waiting())),
                 "who waits behind another": len(schedule.admission._behind),

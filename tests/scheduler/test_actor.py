@@ -589,7 +589,9 @@ def test_pages_are_released_only_when_no_step_in_flight_touches_them() -> None:
         world.only(*FROM_WORKER)
         world.settle_but(FROM_WORKER)
     schedule = world.scheduler_actor.schedule
-    assert [request.id for request in schedule.retiring] == ["a"], "one wasted row is in flight"
+    assert [request.id for request in schedule.leases.retiring] == ["a"], (
+        "one wasted row is in flight"
+    )
     assert world.cache_actor.ledger.counts().leased > 0
     finish(world)
 

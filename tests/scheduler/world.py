@@ -391,7 +391,7 @@ class World:
         """Nothing is left of anybody."""
         schedule = self.scheduler_actor.schedule
         assert not schedule.live
-        assert not schedule.retiring
+        assert not schedule.leases.retiring
         assert not schedule.admission.asking
         assert len(schedule.flights) == 0
         assert len(schedule.reserve) == 0
