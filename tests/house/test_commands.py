@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import app
 from tests.house.server import ROOT, WAIT_S, Server, eventually
 
 
@@ -42,24 +45,46 @@ class Command:
         )
 
 
+class Within(Command):
+    """The same in this process, which has imported all that it takes."""
+
+    def __call__(self, command: str, *words: str, stdin: str = "") -> Any:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setattr(sys, "stdin", io.StringIO(stdin))
+            line = self.words(command, *words)
+            code = app.main(line[line.index(command) :])
+        return subprocess.CompletedProcess(line, code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
 def run(tiny: Path, tmp_path: Path) -> Command:
     return Command(tiny, tmp_path)
 
 
-def test_a_prompt_is_completed_on_stdout(run: Command) -> None:
+@pytest.fixture
+def within(tiny: Path, tmp_path: Path) -> Within:
+    return Within(tiny, tmp_path)
+
+
+def test_a_prompt_is_completed_on_stdout(run: Command, within: Within) -> None:
     words = ("--max-tokens", "8", "--temperature", "0")
     ran = run("generate", "The house", *words)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip("\n")
     # As JSON, and from stdin, it is the same.
-    as_json = run("generate", "--json", *words, stdin="The house\n")
+    as_json = within("generate", "--json", *words, stdin="The house\n")
+    assert as_json.returncode == 0, as_json.stderr
     line = json.loads(as_json.stdout)
     assert line["text"] + "\n" == ran.stdout
     assert line["usage"]["completion_tokens"] <= 8
 
 
-def test_lines_go_in_and_out_in_order(run: Command, tmp_path: Path) -> None:
+def test_lines_go_in_and_out_in_order(within: Within, tmp_path: Path) -> None:
     asked = [
         {"prompt": "The house", "max_tokens": 3, "ignore_eos": True},
         {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "ignore_eos": True},
@@ -67,7 +92,7 @@ def test_lines_go_in_and_out_in_order(run: Command, tmp_path: Path) -> None:
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("\n".join(map(json.dumps, asked)), "utf-8")
-    ran = run("generate", "--file", str(source), "--out", str(out), "--temperature", "0")
+    ran = within("generate", "--file", str(source), "--out", str(out), "--temperature", "0")
     assert ran.returncode == 0, ran.stderr
     lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [line["index"] for line in lines] == [0, 1, 2]
@@ -75,8 +100,10 @@ def test_lines_go_in_and_out_in_order(run: Command, tmp_path: Path) -> None:
     assert all(line["finish_reason"] == "length" for line in lines)
 
 
-def test_a_refused_line_is_said_and_the_others_are_answered(run: Command) -> None:
-    ran = run("generate", stdin='{"prompt":"x","temperature":-1}\n{"prompt":"y","max_tokens":2}\n')
+def test_a_refused_line_is_said_and_the_others_are_answered(within: Within) -> None:
+    ran = within(
+        "generate", stdin='{"prompt":"x","temperature":-1}\n{"prompt":"y","max_tokens":2}\n'
+    )
     assert ran.returncode == 1
     first, second = map(json.loads, ran.stdout.splitlines())
     assert "temperature" in first["error"]
@@ -91,8 +118,8 @@ def test_a_model_that_is_not_there_is_named(run: Command) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_a_chat_answers_forgets_and_leaves(run: Command) -> None:
-    ran = run(
+def test_a_chat_answers_forgets_and_leaves(within: Within) -> None:
+    ran = within(
         "chat",
         "--max-tokens",
         "6",
