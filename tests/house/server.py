@@ -30,7 +30,7 @@ def eventually(what: Callable[[], Any], why: str) -> Any:
     until_s = time.monotonic() + WAIT_S
     while not (found := what()):
         assert time.monotonic() < until_s, f"never: {why}"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return found
 
 

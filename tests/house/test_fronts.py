@@ -43,20 +43,20 @@ def peer_ports(pid: int) -> set[int]:
     return {c.raddr.port for c in psutil.Process(pid).net_connections("tcp") if c.raddr}
 
 
-def body(prompt: str, *, stream: bool = True) -> dict[str, object]:
+def body(prompt: str, *, stream: bool = True, tokens: int = TOKENS) -> dict[str, object]:
     return {
         "model": "tiny-llama",
         "prompt": prompt,
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "stream": stream,
         "ignore_eos": True,
     }
 
 
-def ask(server: Server, prompt: str) -> str:
+def ask(server: Server, prompt: str, tokens: int = TOKENS) -> str:
     url = server.url + "/v1/completions"
-    found = httpx.post(url, json=body(prompt, stream=False), timeout=WAIT_S)
+    found = httpx.post(url, json=body(prompt, stream=False, tokens=tokens), timeout=WAIT_S)
     return str(found.json()["choices"][0]["text"])
 
 
@@ -115,13 +115,16 @@ def test_both_front_ends_answer_and_say_the_same_of_the_house(two: Server) -> No
     eventually(look, "both gateways are reached")
     before = two.metric("histrio_requests_total")
     for index in range(6):
-        ask(two, f"Count {index}")
+        ask(two, f"Count {index}", 4)
     eventually(lambda: two.metric("histrio_requests_total") >= before + 6, "all are counted")
 
 
 def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:
     prompts = [f"Once upon a time {index}" for index in range(STREAMS)]
-    expected = {prompt: ask(two, prompt) for prompt in prompts}
+    with ThreadPoolExecutor(STREAMS) as pool:
+        expected = dict(
+            zip(prompts, pool.map(lambda prompt: ask(two, prompt), prompts), strict=True)
+        )
     victim = "fronts/0/gateway"
     pid = two.pid_of(victim)
     readers = [Reader(two, prompt) for prompt in prompts]
@@ -153,7 +156,8 @@ def test_a_killed_front_end_breaks_only_its_own_streams(two: Server) -> None:
 
     def serves() -> bool:
         with httpx.Client(timeout=WAIT_S) as client:
-            found = client.post(two.url + "/v1/completions", json=body("Again", stream=False))
+            again_body = body("Again", stream=False, tokens=4)
+            found = client.post(two.url + "/v1/completions", json=again_body)
             assert found.status_code == 200
             port = found.extensions["network_stream"].get_extra_info("client_addr")[1]
             return port in peer_ports(again)

@@ -36,8 +36,8 @@ REQUESTS: list[dict[str, Any]] = [
 def houses(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     """One that jumps, and one that does not."""
     found = [
-        Server(tiny, tmp_path_factory.mktemp("logs"), flag)
-        for flag in ("--token-jump", "--no-token-jump")
+        Server(tiny, tmp_path_factory.mktemp("logs"), "--token-jump"),
+        Server(tiny, tmp_path_factory.mktemp("logs"), "--no-token-jump", "--placement", "inline"),
     ]
     try:
         yield [server.wait_ready() for server in found]

@@ -122,7 +122,8 @@ def test_a_killed_process_is_restarted_and_health_says_so(
 @pytest.mark.parametrize("node", ["engine", "worker"])
 def test_streams_go_on_when_a_process_is_killed_under_them(node: str, house: Server) -> None:
     prompts = [f"Once upon a time {i}" for i in range(6)]
-    expected = [ask(house, prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        expected = list(pool.map(lambda prompt: ask(house, prompt), prompts))
     pid = house.pid_of(ROOMS[node])
     killed = False
 
