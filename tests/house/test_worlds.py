@@ -1,6 +1,6 @@
 """Whole deployments under seeds, with faults: see `bench/sim/`. A failure prints what replays it.
 
-Here are a few seeds, and those that have found a bug. `.ci/run` simulates 20 hours of 200 seeds by
+Here are a few seeds, and those that have found a bug. `.ci/run` simulates 12 hours of 200 seeds by
 `python -m app simulate`, which runs as many as there is time for; `-m nightly` is for a long night.
 """
 
@@ -33,7 +33,7 @@ from messages.worker import Row, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD_S = 240.0
-SEEDS = 4
+SEEDS = 2
 # Each was the first to show a bug, at this many simulated seconds.
 FOUND = {
     5: 120.0,  # a front that starts while the worker is down crashed until the root gave up
@@ -88,7 +88,7 @@ def test_a_world_that_found_a_bug_in_another_order_stays_whole(seed: int, model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10_000, 10_006))
+@pytest.mark.parametrize("seed", range(10_000, 10_003))
 def test_a_world_keeps_its_laws_in_any_order_of_callbacks(seed: int, model: Path) -> None:
     run_world(draw(seed, WORLD_S, shuffles=True), model)
 
@@ -101,8 +101,8 @@ def test_a_world_of_the_night_keeps_its_laws(seed: int, shuffles: bool, model: P
 
 
 def test_a_world_is_the_same_in_every_process() -> None:
-    command = [sys.executable, "-m", "app", "simulate", "--seeds", "4", "--first-seed", "40"]
-    command += ["--hours", hours(240.0), "--jobs", "1", "--chains", "--shuffle"]
+    command = [sys.executable, "-m", "app", "simulate", "--seeds", "2", "--first-seed", "40"]
+    command += ["--hours", hours(120.0), "--jobs", "1", "--chains", "--shuffle"]
     chains = []
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -111,7 +111,7 @@ def test_a_world_is_the_same_in_every_process() -> None:
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         chains.append([line for line in ran.stdout.splitlines() if " chain " in line])
-    assert len(chains[0]) == 4
+    assert len(chains[0]) == 2
     assert chains[0] == chains[1]
 
 
@@ -191,7 +191,7 @@ def test_who_comes_back_to_an_answer_in_other_pieces_gets_each_token_once(model:
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
-    results: list[Result] = [run_world(draw(seed, 60.0), model) for seed in range(200, 206)]
+    results: list[Result] = [run_world(draw(seed, 60.0), model) for seed in range(200, 204)]
     assert len({result.chain for result in results}) == len(results)
     kinds = {kind for result in results for kind, count in result.fired.items() if count}
     assert len(kinds & set(FAULTS)) >= 6
