@@ -58,7 +58,7 @@ class BatchRunner:
         self.wake = asyncio.Event()
         self.stopped = asyncio.Event()  # of the batch that runs: cancelled, or out of time
         self.running: str | None = None
-        self.streams: set[Stream] = set()
+        self.streams: dict[Stream, None] = {}  # ordered, unlike a set of objects
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -200,7 +200,7 @@ class BatchRunner:
             raise invalid("A request of a batch cannot be streamed.", "stream")
         call = msgspec.structs.replace(asked.call, priority=BATCH_PRIORITY)
         stream = gateway.open(call, call_id)
-        self.streams.add(stream)
+        self.streams[stream] = None
         try:
             head = Head(
                 dialect.prefix + call_id, int(created_s), gateway.limits.model, created_s, now_s
@@ -212,7 +212,7 @@ class BatchRunner:
                 rows = await stream.read()
             return Done(200, writer.body(stream.checked))
         finally:
-            self.streams.discard(stream)
+            self.streams.pop(stream, None)
             stream.close()
 
     def end(self, batch_id: str) -> BatchObject:
