@@ -227,6 +227,7 @@ class House:
             repr(handle._callback)  # type: ignore[attr-defined]
             for handle in self.loop.timers()
             if handle._context.get(_life) not in self._killed  # type: ignore[attr-defined]
+            and handle._callback != self.wire._arrive  # a frame on the wire is nobody's
         ]
         return tasks + timers
 

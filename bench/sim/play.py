@@ -64,6 +64,10 @@ class Play:
             world.judge.restarts()
             world.judge.stillness()
         await asyncio.gather(*world.seeing_off)
+        while world.gave_up is None:
+            if not self.injector.is_trouble(loop.time()):
+                break
+            await asyncio.sleep(1.0)
         if world.gave_up is None:
             await self.settle()
             await asyncio.sleep(max(0.0, end_s - loop.time()))  # and nothing comes up again
