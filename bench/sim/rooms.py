@@ -17,6 +17,8 @@ from actors import tree
 from actors.gateway.actor import Gateway
 from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
+from actors.scheduler.actor import Scheduler
+from actors.scheduler.request import State
 from actors.worker.watch import Watch
 from bench.sim.bodies import grammar_of
 from bench.sim.oracle import oracle_of
@@ -42,6 +44,7 @@ from messages.types import unpack
 
 FACTORY = "bench.sim.rooms:ShadowRoom"
 GATEWAY_FACTORY = "bench.sim.rooms:SimGateway"
+SCHEDULER_FACTORY = "bench.sim.rooms:SimScheduler"
 
 
 class Device(Section, frozen=True):
@@ -249,6 +252,18 @@ class SimGateway(Gateway):
         return note
 
 
+class SimScheduler(Scheduler):
+    """A scheduler with a law more: whose text is complete is in no further step."""
+
+    def on_stop_met(self, message: scheduler.StopMet) -> None:
+        super().on_stop_met(message)
+        request = self.schedule.live.get(message.request)
+        is_it = request is not None and request.attempt == message.attempt
+        assert not is_it or request.state is State.DONE, (  # type: ignore[union-attr]
+            f"{message.request} goes on, and its text is complete"
+        )
+
+
 def build(
     config: Config, device: Device, placement: str, restarts_max: int
 ) -> tuple[spec.Supervisor, tuple[spec.Node, ...]]:
@@ -278,6 +293,8 @@ def build(
                     "factory": FACTORY,
                     "arguments": {**child.arguments, "device": device},
                 }
+            if child.name == "scheduler":
+                changes |= {"factory": SCHEDULER_FACTORY}
             if child.name == "gateway":
                 changes |= {"arguments": {**child.arguments, "gateway": config.gateway}}
                 if config.gateway.batch_dir:

@@ -58,6 +58,9 @@ def widen(scenario: Scenario) -> Scenario:
             scenario = changed(scenario, change, rng)
             if name == "returns":
                 scenario = restless(scenario, rng)
+    rng = rng_for(scenario.seed, "beside poison")
+    if scenario.poison is not None and rng.random() < 0.6:
+        scenario = beside_poison(scenario, rng)
     rng = rng_for(scenario.seed, "batches")
     if rng.random() < 0.25 and scenario.asks:
         # A call of several choices never fits into a mailbox of one message, and a batch tries on.
@@ -102,6 +105,31 @@ def crowded(asks: tuple[Ask, ...], rng: random.Random) -> tuple[Ask, ...]:
         for ask in asks
     ]
     return asks + tuple(more)
+
+
+def beside_poison(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Many who run with the guilty one, and go on coming while it is looked for: with each death
+    somebody else has been near."""
+    innocent = [
+        ask
+        for ask in scenario.asks
+        if ask.prompt[0] != scenario.poison and ask.reader == "plain" and not ask.is_impossible
+    ]
+    guilty = [ask for ask in scenario.asks if ask.prompt[0] == scenario.poison]
+    if not innocent:
+        return scenario
+    beside = tuple(
+        ask._replace(
+            name=f"{culprit.name}p{nth}",
+            at_s=culprit.at_s + max(0.0, rng.uniform(-1.0, 3.0)),
+            max_tokens=min(8, ask.max_tokens),
+            seed=rng.randrange(1 << 20),
+        )
+        for culprit in guilty
+        for nth, ask in enumerate(rng.choices(innocent, k=40))
+    )
+    shape = scenario.shape._replace(queued_max=256, mailbox_max=0, waits=False)
+    return scenario._replace(asks=scenario.asks + beside, shape=shape)
 
 
 def changed(scenario: Scenario, change: Change, rng: random.Random) -> Scenario:
