@@ -33,10 +33,12 @@ class Answered:
 def run_oracle(*arguments: str, cwd: Path) -> None:
     """Runs oracle.py away from the checkout. Its log is shown if it fails."""
     environment = {**os.environ, "USE_HUB_KERNELS": "0", "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    elsewhere = [path for path in paths if path and not Path(path, "actors").is_dir()]
+    environment["PYTHONPATH"] = os.pathsep.join(elsewhere)  # libraries may lie there
     script = Path(__file__).with_name("oracle.py")
     done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", str(script), *arguments],
+        [sys.executable, "-P", "-W", "ignore", str(script), *arguments],
         cwd=cwd,
         env=environment,
         capture_output=True,

@@ -26,7 +26,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 VOCAB = 384
-PROMPT_COUNTS = {"tiny": 64, "smollm2": 16}
+PROMPT_COUNTS = {"tiny": 64, "smollm2": 24}
 NEW_LENS = {"tiny": 16, "smollm2": 8}
 READ_COUNT = 16  # prompts whose hidden states and logits are written as well
 

@@ -32,7 +32,9 @@ def of_each_length(known: Answered) -> tuple[list[list[int]], list[list[int]]]:
     return [prompt for prompt, _ in found.values()], [answer for _, answer in found.values()]
 
 
-@pytest.mark.parametrize(("flavour", "page_size"), [("cpu", 1), ("cpu", 16), ("reference", 4)])
+@pytest.mark.parametrize(
+    ("flavour", "page_size"), [("cpu", 1), ("cpu", 4), ("cpu", 16), ("reference", 4)]
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_batched_answers_are_the_oracles(
     flavour: str, model: str, page_size: int, tiny_models: dict[str, Answered]
