@@ -171,6 +171,16 @@ def test_each_event_has_its_id_and_none_comes_twice() -> None:
         assert rest == b"\n\n".join(whole.split(b"\n\n")[count:])
 
 
+def test_events_that_a_client_has_of_a_row_may_come_of_the_next_one_now() -> None:
+    """A call cut off is told as text with the end. Text and end were one row the first time."""
+    place = Place(Held(1), (Mark(33, False, 1, 28),))
+    more = Row(0, Delta("r", 1, 28, 1, "ab", token_ids=pack([1])))
+    last = Row(0, Delta("r", 1, 29, 1, "cd", token_ids=pack([2]), finish=FinishReason.LENGTH))
+    assert place.send(more, [], "s") == b""
+    sent = place.send(last, [b"data: the text", b"data: the end"], "s")
+    assert sent == b"id: s.37et30\ndata: the end\n\n"
+
+
 def test_the_oldest_that_nobody_reads_make_room() -> None:
     shelf = Shelf(2, 10**6)
     assert shelf.put("a", Held(1))

@@ -52,7 +52,11 @@ FOUND_SINCE = {
     20_417: 360.0,  # what a dead scheduler had said came after the news, and was kept for ever
     20_494: 360.0,  # a root that had stood still with all others took a node for hung
 }
-# The same of worlds of today's age, where the seed orders the callbacks too.
+# The same of worlds of today's age.
+FOUND_WIDE = {
+    112_171: 360.0,  # a call cut off was told as text again to who came back to other pieces
+}
+# And where the seed orders the callbacks too.
 FOUND_SHUFFLED = {
     40_045: 360.0,  # what a scheduler ended, as it took a gateway for dead, was a line's result
 }
@@ -80,6 +84,11 @@ def test_a_world_that_found_a_bug_stays_whole(seed: int, model: Path) -> None:
 @pytest.mark.parametrize("seed", FOUND_SINCE)
 def test_a_world_that_found_a_bug_since_stays_whole(seed: int, model: Path) -> None:
     run_world(draw(seed, FOUND_SINCE[seed], age=Age.RICH), model)
+
+
+@pytest.mark.parametrize("seed", FOUND_WIDE)
+def test_a_world_that_found_a_bug_of_late_stays_whole(seed: int, model: Path) -> None:
+    run_world(draw(seed, FOUND_WIDE[seed], age=Age.WIDE), model)
 
 
 @pytest.mark.parametrize("seed", FOUND_SHUFFLED)
