@@ -470,3 +470,13 @@ async def test_a_file_that_is_gone_when_it_is_opened_is_not_there(tmp_path: Path
         remove(tmp_path, file.id)
         with pytest.raises(openai.NotFoundError):
             await place.until(client.files.content(file.id))
+
+
+async def test_who_asks_for_a_batch_while_the_gateway_closes_is_told_so(tmp_path: Path) -> None:
+    async with place_of(tmp_path) as (place, client):
+        batch = await made(place, client, jsonl(line("a")))
+        await until_ended(place, client, batch.id)
+        await place.until(place.site.app.batches.close())
+        with pytest.raises(openai.InternalServerError) as caught:
+            await place.until(client.batches.retrieve(batch.id))
+        assert caught.value.status_code == 503

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from actors.gateway.batches.multipart import boundary_of, split_form
 from actors.gateway.batches.store import BatchStore
 from actors.gateway.doors.batch_runner import BatchRunner, dialects
-from actors.gateway.errors import Refused, invalid, unavailable
+from actors.gateway.errors import CLOSING, Refused, invalid
 from actors.gateway.exchange import Exchange, json_response
 from actors.gateway.inputs import decode
 from actors.gateway.sse import encode
@@ -56,6 +56,7 @@ class Batches:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.store: BatchStore | None = None
+        self.is_closed = False
         self.runner: BatchRunner | None = None
 
     def routes(self) -> list[Route]:
@@ -92,6 +93,7 @@ class Batches:
 
     async def close(self) -> None:
         """What runs goes on in the next life."""
+        self.is_closed = True
         if self.runner is not None:
             await self.runner.stop()
         if self.store is not None:
@@ -103,7 +105,10 @@ class Batches:
             self.runner.task.cancel()
 
     async def keep(self, work: Callable[[BatchStore], T]) -> T:
-        """Something of the store, in a thread. Raises Refused where there is none."""
+        """Something of the store, in a thread. Raises Refused where there is none, or none any
+        more: this life is ending, and the next one has it."""
+        if self.is_closed:
+            raise Refused(CLOSING)
         store = self.store
         if store is None:
             message = "Files and batches are off: the server has no folder for them."
@@ -332,7 +337,7 @@ class CreateBatch:
         gateway = self.batches.gateway
         config = gateway.config
         if not gateway.is_open:
-            raise Refused(unavailable("The server is shutting down."))
+            raise Refused(CLOSING)
         body = await exchange.read_body(config.body_bytes_max, config.body_timeout_s)
         await exchange.respond(200, encode(await self.batches.add_batch(body)))
 
