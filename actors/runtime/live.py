@@ -178,7 +178,8 @@ class LiveContext(Context):
             deliver(result)
 
         if self._node.runs_inline:  # a simulated loop has no threads: same order, no overlap
-            self._node.loop.call_soon(_run_inline, work, done)
+            line = (self.address, lane) if threads[lane] == 1 else None
+            self._node.loop.call_soon(_run_inline, work, done, line)
             return
         if lane not in life.crews:
             name = f"{self.address.path}.{lane}"
@@ -198,7 +199,8 @@ class LiveContext(Context):
         self._life.crash(error)
 
 
-def _run_inline(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+def _run_inline(work: Callable[[], Any], done: Callable[[Any], None], line: object) -> None:
+    """`line`: what has the same is done in order; None: by threads that overtake each other."""
     try:
         result = work()
     except Exception as error:

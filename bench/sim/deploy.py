@@ -39,6 +39,7 @@ from messages.gateway import Delta
 EPOCH_S = 1_800_000_000.0
 STALL_S = 5.0  # how long a gateway here lets a stream lie unread
 RECOVER_S = 30.0  # how long it lets a request wait for a lost part
+HAND_OVER_S = 1e-6  # from one job of a thread to the next
 WORK_S = (
     0.5  # how long a thread works at most: less than a house that was stopped is looked at after
 )
@@ -115,16 +116,21 @@ def small_mailboxes(shape: Shape) -> Iterator[None]:
 @contextlib.contextmanager
 def threads_take_time(loop: SimLoop, mean_s: float, is_gone: Callable[[], bool]) -> Iterator[None]:
     """What a room gives to a thread is done later, while messages go on to arrive; and not at all
-    where its process was killed before."""
+    where its process was killed before. What one thread does keeps its order."""
     rng = rng_for(loop.seed, "threads")
     run_inline = live._run_inline
+    free_s: dict[object, float] = {}  # by line: when its thread is done with all before
 
-    def run(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    def run(work: Callable[[], Any], done: Callable[[Any], None], line: object) -> None:
         if not is_gone():
-            run_inline(work, done)
+            run_inline(work, done, line)
 
-    def run_later(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        loop.call_later(min(rng.expovariate(1.0 / mean_s), WORK_S), run, work, done)
+    def run_later(work: Callable[[], Any], done: Callable[[Any], None], line: object) -> None:
+        at_s = loop.time() + min(rng.expovariate(1.0 / mean_s), WORK_S)
+        if line is not None:
+            at_s = max(at_s, free_s.get(line, 0.0) + HAND_OVER_S)
+            free_s[line] = at_s
+        loop.call_at(at_s, run, work, done, line)
 
     try:
         live._run_inline = run_later if mean_s else run
