@@ -74,6 +74,8 @@ class LiveContext(Context):
 
     async def ask(self, ref: Ref[M], message: M, *, timeout_s: float) -> Outcome:
         address = ref.address
+        if self._life.is_dead:
+            return Rejected(Cause.STOPPED)
         if address is None:
             return Rejected(Cause.NOBODY)
         assert address != self.address, "an actor that asks itself would wait for ever"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from actors.runtime.context import Died, Outcome
+from actors.runtime.context import Died, Outcome, Rejected
 from messages.base import Address
-from messages.system import Reason
+from messages.system import Cause, Reason
 
 if TYPE_CHECKING:
     from actors.runtime.life import Life
@@ -59,6 +59,7 @@ class Questions:
                 self.resolve(number, Died(reason))
 
     def asker_died(self, asker: Life) -> None:
+        """A task that outlives it does not wait for an answer that would find nobody."""
         for number, question in list(self._open.items()):
             if question.asker is asker:
-                self.close(number)
+                self.resolve(number, Rejected(Cause.STOPPED))

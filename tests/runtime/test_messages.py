@@ -11,7 +11,7 @@ import pytest
 from actors.runtime.context import Died, Rejected, Reply, TimedOut
 from actors.runtime.transport.memory import Weather
 from messages.system import Cause, Undelivered
-from tests.runtime.players import Add, Ask, Crash, Relay, Settings, Sleep, Text, Total, Watch
+from tests.runtime.players import Add, Ask, Crash, Relay, Settings, Sleep, Sum, Text, Total, Watch
 from tests.runtime.stage import Play, Restart, Supervisor, child, play, tree
 
 pytestmark = pytest.mark.sim(seeds=4)
@@ -309,6 +309,21 @@ async def test_a_reply_to_an_asker_that_died_is_dropped_and_counted() -> None:
         await settle(2)
         assert p.system.node.letters.counts[Cause.EXPIRED, "Total", "a"] == 1
         assert p.actor("a").outcomes == []
+
+
+async def test_a_task_that_outlives_its_actor_does_not_wait_for_answers() -> None:
+    loop = asyncio.get_running_loop()
+    async with cast(TOGETHER) as p:
+        context = p.actor("a").context
+        p.tell("c", Sleep(10))
+        ref = context.peer("c")
+        waiting = loop.create_task(context.ask(ref, Sum(), timeout_s=30))
+        await settle()
+        began_s = loop.time()
+        p.system.node.lives["a"].crash(ValueError("gone"))
+        assert await waiting == Rejected(Cause.STOPPED)
+        assert await context.ask(ref, Sum(), timeout_s=30) == Rejected(Cause.STOPPED)
+        assert loop.time() - began_s < 1
 
 
 async def test_rows_tell_what_an_actor_is_doing_and_for_how_long() -> None:
