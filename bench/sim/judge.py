@@ -172,10 +172,12 @@ class Judge:
         is_told = problem.retry_after_s is not None
         assert is_told, f"{where} is not told when to try again: {problem}"
         self.world.seen["refused with Retry-After"] += 1
+        # What a dead gateway asked for is there until the news has come, also for who has an end.
+        begin_s = news_since(outcome.begin_s, self.world.injector.troubles)
         asked = sum(
             3 * other.asked
             for other in self.world.outcomes
-            if other.came_s <= outcome.end_s and other.end_s >= outcome.begin_s
+            if other.came_s <= outcome.end_s and other.end_s >= begin_s
         )
         is_full = shape.mailbox_max or asked > shape.queued_max
         assert is_full, f"{where}: {problem.message}"

@@ -16,12 +16,11 @@ from actors.runtime.system import System
 from bench.sim import laws
 from bench.sim.clients import Client, Outcome
 from bench.sim.judge import Health
-from bench.sim.scenario import Ask, Drain
+from bench.sim.scenario import PEACE_S, Ask, Drain
 
 if TYPE_CHECKING:
     from bench.sim.world import World
 
-PEACE_S = 300.0  # after the last fault: by then every client has its end
 QUIET_S = 150.0  # after that: by then nothing is held (a lost cancel is waited for a minute)
 FAULTS_SHARE = 0.85  # of a world's time
 ENDED_S = 1.0  # after the stop, for what only has to see that it is over
@@ -138,6 +137,8 @@ class Play:
                 waited_s = 0.0 if problem is None else outcome.end_s - outcome.begin_s
                 # A gateway that is just being restarted hears of it once it runs.
                 bound_s = drain.grace_s if drain.kills else HEARD_S
+                if outcome.ask.reader == "http slow":
+                    bound_s += outcome.ask.pause_s  # at its first piece, before it sees the end
                 assert waited_s <= bound_s, f"{where} was refused after {waited_s:g} s"
             if outcome.is_whole:
                 world.seen["drained with whole answers"] += 1
