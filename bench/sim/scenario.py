@@ -11,6 +11,7 @@ from bench.sim.shadow import CHOICE_STRIDE, continuation
 from bench.sim.text import END, VOCAB_SIZE
 
 CONTEXT_LEN = 192
+PEACE_S = 300.0  # after the last fault: by then every client has its end
 # Messages that something may die at.
 SITES = (
     "Step",

@@ -3,6 +3,9 @@ clients that come back, another dialect, a wall clock that is put forward and ba
 
 It does not know what the world was drawn from, nor how anything is run. Each theme has a stream of
 draws of its own, and most worlds have some themes only (a swarm).
+
+Law: the device can compute all that is asked in the time of peace, so that who has no end by then
+is stuck, and not only late.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from bench.sim.scenario import (
     GRAMMARS,
     LONG_GRAMMARS,
     LONG_STOP,
+    PEACE_S,
     TOOL_WAYS,
     WORDS,
     Ask,
@@ -42,9 +46,11 @@ Change = Callable[[Ask, random.Random], Ask]
 
 
 def widen(scenario: Scenario) -> Scenario:
+    first_count = len(scenario.asks)
     rng = rng_for(scenario.seed, "crowd")
     if rng.random() < 0.35:
         scenario = scenario._replace(asks=crowded(scenario.asks, rng))
+    copies = {ask.name for ask in scenario.asks[first_count:]}
     for name, change, share in (
         ("grammars", more_grammars, 0.5),
         ("returns", more_returns, 0.35),
@@ -74,6 +80,7 @@ def widen(scenario: Scenario) -> Scenario:
     rng = rng_for(scenario.seed, "rolling")
     if rng.random() < 0.3:
         scenario = scenario._replace(menu=rolling(scenario.menu, rng))
+    scenario = bearable(scenario, copies, rng_for(scenario.seed, "load"))
     return scenario._replace(
         leaps=draw_leaps(rng_for(scenario.seed, "wall clock"), scenario.duration_s)
     )
@@ -130,6 +137,32 @@ def beside_poison(scenario: Scenario, rng: random.Random) -> Scenario:
     )
     shape = scenario.shape._replace(queued_max=256, mailbox_max=0, waits=False)
     return scenario._replace(asks=scenario.asks + beside, shape=shape)
+
+
+def bearable(scenario: Scenario, copies: set[str], rng: random.Random) -> Scenario:
+    """Without as many asks as the device could not get done in peace, when faults have let it do
+    nothing before. The crowd's `copies` go first; who is guilty stays, and so do batches."""
+    shape, asks = scenario.shape, scenario.asks
+    lines = [line for ask in asks for line in ask.lines or (ask,)]
+    room_len = sum(len(line.prompt) + line.max_tokens for line in lines) / max(1, len(lines))
+    rows = max(1.0, min(shape.running_max, shape.kv_tokens / max(1.0, room_len)))
+    work_s = {ask.name: shape.step_s * steps_of(ask, rows, shape.prefill_budget) for ask in asks}
+    going = [ask for ask in asks if ask.prompt[0] != scenario.poison and not ask.lines]
+    rng.shuffle(going)
+    going.sort(key=lambda ask: ask.name in copies)
+    while going and sum(work_s.values()) > PEACE_S:
+        del work_s[going.pop().name]
+    return scenario._replace(asks=tuple(ask for ask in asks if ask.name in work_s))
+
+
+def steps_of(ask: Ask, rows: float, prefill_budget: int) -> float:
+    """How many steps it takes, of which each computes `rows` requests, when nothing is cached."""
+    if ask.lines:
+        return sum(steps_of(line, rows, prefill_budget) for line in ask.lines)
+    token_count = ask.max_tokens
+    if ask.reader.endswith(("leaves", "hasty")):
+        token_count = min(token_count, ask.after + 1)
+    return ask.choice_count * (token_count / rows + len(ask.prompt) / prefill_budget)
 
 
 def changed(scenario: Scenario, change: Change, rng: random.Random) -> Scenario:

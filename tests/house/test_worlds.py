@@ -20,7 +20,7 @@ from actors.gateway.actor import Gateway
 from bench.sim.draws import Age, draw
 from bench.sim.judge import NEWS_S, news_since
 from bench.sim.oracle import oracle_of
-from bench.sim.scenario import GRAMMARS, LONG_GRAMMARS, Ask, Leap, Menu
+from bench.sim.scenario import GRAMMARS, LONG_GRAMMARS, PEACE_S, Ask, Leap, Menu
 from bench.sim.shadow import ShadowWorker
 from bench.sim.sights import COUNTED, FAULTS, SOMETIMES
 from bench.sim.text import VOCAB_SIZE, make_tokenizer
@@ -197,6 +197,20 @@ def test_who_comes_back_to_an_answer_in_other_pieces_gets_each_token_once(model:
     assert result.whole_count == len(asks)
     assert result.seen["came back to another gateway"] > 4
     assert result.seen["came back to other pieces than it had"] > 2
+
+
+@pytest.mark.parametrize("seed", range(102, 113))
+def test_a_device_is_asked_for_no_more_than_it_computes_in_peace(seed: int) -> None:
+    """So that who has no end by then is stuck, however little faults have let be done before."""
+    scenario = draw(seed, 360.0)
+    shape = scenario.shape
+    token_count = sum(
+        line.choice_count * line.max_tokens
+        for ask in scenario.asks
+        for line in ask.lines or (ask,)
+        if not line.reader.endswith(("leaves", "hasty"))
+    )
+    assert 0.0 < token_count * shape.step_s / shape.running_max <= PEACE_S
 
 
 def test_worlds_differ_and_their_faults_happen(model: Path) -> None:
