@@ -207,7 +207,12 @@ FLAGS: tuple[Flag, ...] = (
         "tokens that one step may compute; 0: 512, or 8192 where a GPU computes",
     ),
     Flag("scheduler", "policy", "--policy", "who is next: fcfs, or lpm (longest cached prefix)"),
-    Flag("scheduler", "max_inflight", "--max-inflight", "steps sent before their results are here"),
+    Flag(
+        "scheduler",
+        "max_inflight",
+        "--max-inflight",
+        "steps sent before their results are here, at most; more than two only while they are short",
+    ),
     Flag(
         "scheduler",
         "grammar_timeout_s",

@@ -14,6 +14,7 @@ Who has a slot is kept by `running.py`, whose pages are where by `leases.py`, wh
 
 from __future__ import annotations
 
+import math
 from array import array
 
 from msgspec import structs
@@ -35,6 +36,9 @@ from messages.scheduler import Acquired, Cancel, Deferred, Granted, Probed, Stop
 from messages.types import FinishReason, Problem, pack, unpack
 from messages.worker import Facts, StepDone, StepFailed
 
+AHEAD = 2  # steps in flight, whatever they take: one computes, the next one is there
+SHORT_STEP_S = 0.004
+
 
 class Schedule:
     """The state of one scheduler. `epoch`: which life of it this is."""
@@ -46,6 +50,7 @@ class Schedule:
         self.page_size = facts.page_size
         self.capacity_len = facts.page_count * facts.page_size
         self.depth = max(1, min(config.max_inflight, facts.credits))
+        self._step_s = math.inf  # what the last step took
         self.output = Output()
         self.live: dict[str, Request] = {}  # all that are not done
         self.admission = Admission(POLICIES.get(config.policy)())
@@ -168,6 +173,8 @@ class Schedule:
     def step_done(self, message: StepDone, now_s: float) -> None:
         if not self.flights.is_current(message):
             return
+        # It has waited for those before it, of which as many were sent as are behind it now.
+        self._step_s = message.elapsed_us / 1e6 / len(self.flights)
         flight = self.flights.land(message)
         self.output.landed.append((message.elapsed_us / 1e6, len(flight.rows)))
         if message.failed:
@@ -274,7 +281,7 @@ class Schedule:
         self.leases.replenish(len(self.running))
         if self.is_paused:
             return
-        while self.flights.may_send:
+        while self.flights.may_send and self._may_be_ahead():
             planned = self._plan()
             if planned.is_empty:
                 break
@@ -299,6 +306,12 @@ class Schedule:
     def waiting_len(self) -> int:
         """Tokens of those who have no slot."""
         return sum(len(request.tokens) for request in self.live.values() if request.slot is None)
+
+    def _may_be_ahead(self) -> bool:
+        """Whether one more step may be in flight than computes and waits. Where steps are shorter
+        than the way of an answer and of the next order, the device would wait; where they are
+        longer, only who comes new would."""
+        return len(self.flights) < AHEAD or self._step_s < SHORT_STEP_S
 
     def _plan(self) -> Plan:
         planned = self._plan_once()

@@ -36,6 +36,8 @@ from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, Wo
 from messages.scheduler import Compiled
 from messages.system import Reason
 
+CREDITS = 2  # one step computes, the next one is there
+CREDITS_AHEAD = 3  # where the device computes by itself: see `Schedule` for when the third is used
 HANG_STEPS = 4  # of the largest: while a device computes them, this process does nothing
 MORE_MEMORY = (
     "ask for less (--context-len, --max-running, --prefill-budget, --kv-tokens), give the pool more"
@@ -141,7 +143,7 @@ class Worker(Actor):
                 eos_ids=facts.eos_ids,
                 dtype=facts.dtype,
                 device=facts.device,
-                credits=2,
+                credits=CREDITS_AHEAD if self.runner.is_asynchronous else CREDITS,
                 parameter_count=facts.parameter_count,
                 hidden_len=facts.hidden_len,
                 vector_lens=facts.vector_lens,

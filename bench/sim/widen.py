@@ -72,6 +72,8 @@ def widen(scenario: Scenario) -> Scenario:
         # A call of several choices never fits into a mailbox of one message, and a batch tries on.
         shape = scenario.shape._replace(batches=True, mailbox_max=0, waits=False)
         scenario = scenario._replace(shape=shape, asks=scenario.asks + draw_batches(scenario, rng))
+    if rng_for(scenario.seed, "ahead").random() < 0.3:
+        scenario = scenario._replace(shape=scenario.shape._replace(credits=3))
     if rng_for(scenario.seed, "spoils").random() < 0.15:
         scenario = scenario._replace(spoils=True)
     rng = rng_for(scenario.seed, "strikes")

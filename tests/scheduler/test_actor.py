@@ -91,6 +91,18 @@ def test_one_step_at_a_time_where_no_more_is_granted() -> None:
     assert world.max_inflight == 1
 
 
+@pytest.mark.parametrize(("elapsed_us", "ahead"), [(7_000, 3), (15_000, 2)])
+def test_a_third_step_is_ahead_where_steps_are_short(elapsed_us: int, ahead: int) -> None:
+    """Each has waited for the other in flight: it took half of its time."""
+    world = World(max_inflight=3)
+    world.elapsed_us = elapsed_us
+    world.submit("a", random_prompt(10), max_tokens=20)
+    world.settle_but(TO_WORKER)
+    assert len(world.links[TO_WORKER]) == 2, "nothing is known of how long a step takes"
+    finish(world)
+    assert world.max_inflight == ahead
+
+
 def test_near_the_capacity_each_prompt_runs_or_is_refused_at_once() -> None:
     """B125."""
     capacity_len = 512
