@@ -3,9 +3,9 @@
 It does not know connections, dialects or time. A *mark* says how far a client is: for each choice
 how many characters of the model's text it has, and whether it has its end. Marks are of text, not
 of events or tokens, since the same text may come in other pieces: from another attempt, or from
-another gateway that computes the call again. Where one row becomes several events, the mark also
-counts those of the next row that the client has. Beside the text it counts token ids, which come
-with text or before it.
+another gateway that computes the call again. Where a choice's begin, one character or the end
+becomes several events, the mark also counts those that the client has. Beside the text it counts
+token ids, which come with text or before it.
 
 Laws: a place gives each row once, in order, cut at its mark; what lies before the mark is given as
 known, for the writer's state and not for the client; the shelf never drops who is being read.
@@ -43,7 +43,7 @@ class StreamId(NamedTuple):
 class Mark(NamedTuple):
     chars: int = 0
     is_ended: bool = False
-    events: int = 0  # of the row that begins there
+    events: int = 0  # of what comes there: the choice's begin, the next character or the end
     tokens: int = 0
 
     def __str__(self) -> str:
@@ -124,24 +124,34 @@ class Place:
         self.chars = [0] * held.choice_count  # taken
         self.tokens = [0] * held.choice_count
         self.sent = list(self.targets)  # what the client has
+        self.passed = [0] * held.choice_count  # events that there were where the client is
 
-    def send(self, row: Row, events: list[bytes], stream: str) -> bytes:
+    def send(self, row: Row, events: list[bytes], stream: str, begin_count: int = 0) -> bytes:
         """The events of a row that is new to the client, each with its id, but for those that the
-        client has. Rows are sent in the order in which they were taken."""
+        client has. Rows are sent in the order in which they were taken; the first `begin_count`
+        events begin the choice. One with several others is an end, or one character's, alone."""
         choice, delta = row
-        had = self.sent[choice]
         found = []
-        for index, event in enumerate(events[had.events :], had.events + 1):
-            self.sent[choice] = Mark(had.chars, False, index, had.tokens)
-            if index == len(events):
-                self.sent[choice] = after(had, delta)
-            name = event_id(stream, self.sent).encode()
-            found.append(b"id: " + name + b"\n" + event + b"\n\n")
-        if not found:
-            # Where the row came as one with the next, what the client has may be of that one.
-            left = max(0, had.events - len(events))
-            self.sent[choice] = after(had, delta)._replace(events=left)
+        for index, event in enumerate(events, 1):
+            mark = self.sent[choice]
+            is_new = True
+            if index <= begin_count or moves(delta):  # else it is of tokens, which the mark counts
+                self.passed[choice] += 1
+                is_new = self.passed[choice] > mark.events
+                mark = mark._replace(events=max(mark.events, self.passed[choice]))
+            self.sent[choice] = after(mark, delta) if index == len(events) else mark
+            if is_new:
+                name = event_id(stream, self.sent).encode()
+                found.append(b"id: " + name + b"\n" + event + b"\n\n")
+        if not events:
+            self.sent[choice] = after(self.sent[choice], delta)
+        if moves(delta):
+            self.passed[choice] = 0
         return b"".join(found)
+
+    def skip(self, row: Row, begin_count: int = 0) -> None:
+        """The same for a row that the client has."""
+        self.passed[row.choice] = 0 if moves(row.delta) else self.passed[row.choice] + begin_count
 
     @property
     def is_at_end(self) -> bool:
@@ -185,6 +195,7 @@ class Place:
 def cut(delta: Delta, chars: int, tokens: int) -> tuple[Delta, Delta]:
     """Its first characters and tokens, and what is left. Its end is the second's."""
     replace = msgspec.structs.replace
+    usage = None if delta.usage is None else replace(delta.usage, completion_tokens=0)
     head = replace(
         delta,
         token_count=tokens,
@@ -193,9 +204,9 @@ def cut(delta: Delta, chars: int, tokens: int) -> tuple[Delta, Delta]:
         logprobs=delta.logprobs[:tokens],
         finish=None,
         matched=None,
-        usage=None,
+        usage=usage,
         problem=None,
-        spans=delta.spans if chars else b"",
+        spans=delta.spans[: ID_BYTES * tokens],
     )
     tail = replace(
         delta,
@@ -204,15 +215,21 @@ def cut(delta: Delta, chars: int, tokens: int) -> tuple[Delta, Delta]:
         text=delta.text[chars:],
         token_ids=delta.token_ids[ID_BYTES * tokens :],
         logprobs=delta.logprobs[tokens:],
-        spans=b"" if chars else delta.spans,
+        spans=delta.spans[ID_BYTES * tokens :],
     )
     return head, tail
+
+
+def moves(delta: Delta) -> bool:
+    """What comes behind it comes at another place of the text, or nothing does."""
+    return bool(delta.text) or delta.finish is not None
 
 
 def after(mark: Mark, delta: Delta) -> Mark:
     """Who was at `mark` and has got all of `delta`."""
     tokens = mark.tokens + len(delta.token_ids) // ID_BYTES
-    return Mark(mark.chars + len(delta.text), delta.finish is not None, 0, tokens)
+    events = 0 if moves(delta) else mark.events
+    return Mark(mark.chars + len(delta.text), delta.finish is not None, events, tokens)
 
 
 class Shelf:

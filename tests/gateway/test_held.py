@@ -14,12 +14,13 @@ from actors.gateway.held import (
     Place,
     Shelf,
     StreamId,
+    cut,
     event_id,
     read_event_id,
     read_stream_id,
 )
 from messages.gateway import Delta, TokenLogprob
-from messages.types import FinishReason, pack
+from messages.types import FinishReason, Usage, pack
 
 STREAM = StreamId("ab" * 12, 77, "0f" * 8)
 
@@ -171,14 +172,28 @@ def test_each_event_has_its_id_and_none_comes_twice() -> None:
         assert rest == b"\n\n".join(whole.split(b"\n\n")[count:])
 
 
-def test_events_that_a_client_has_of_a_row_may_come_of_the_next_one_now() -> None:
-    """A call cut off is told as text with the end. Text and end were one row the first time."""
-    place = Place(Held(1), (Mark(33, False, 1, 28),))
-    more = Row(0, Delta("r", 1, 28, 1, "ab", token_ids=pack([1])))
-    last = Row(0, Delta("r", 1, 29, 1, "cd", token_ids=pack([2]), finish=FinishReason.LENGTH))
-    assert place.send(more, [], "s") == b""
-    sent = place.send(last, [b"data: the text", b"data: the end"], "s")
-    assert sent == b"id: s.37et30\ndata: the end\n\n"
+def test_a_mark_counts_events_of_the_next_character_and_none_of_tokens_before_it() -> None:
+    place = Place(Held(1), (Mark(3, False, 1, 2),))
+    tokens = Row(0, Delta("r", 1, 2, 1, "", token_ids=pack([7])))
+    letter = Row(0, Delta("r", 1, 3, 0, "a"))
+    assert place.send(tokens, [b"data: odds"], "s") == b"id: s.3+1t3\ndata: odds\n\n"
+    sent = place.send(letter, [b"data: call", b"data: a"], "s")
+    assert sent == b"id: s.4t3\ndata: a\n\n"
+
+
+def test_a_row_that_is_cut_has_each_token_with_its_span_once() -> None:
+    usage = Usage(9, 3)
+    delta = Delta("r", 1, 5, 3, "abcd", pack([1, 2, 3]), spans=pack([1, 3, 6]), usage=usage)
+    for chars in range(5):
+        for tokens in range(4):
+            head, tail = cut(delta, chars, tokens)
+            assert head.text + tail.text == "abcd" and len(head.text) == chars
+            assert (head.token_count, tail.token_count) == (tokens, 3 - tokens)
+            assert (head.spans, tail.spans) == (
+                delta.spans[: 4 * tokens],
+                delta.spans[4 * tokens :],
+            )
+            assert (head.usage, tail.usage) == (Usage(9), usage)
 
 
 def test_the_oldest_that_nobody_reads_make_room() -> None:

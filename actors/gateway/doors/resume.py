@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive, Scope, Send
 
-from actors.gateway.dialect import SSE, Asked, Dialect, Head
+from actors.gateway.dialect import SSE, Asked, Dialect, Head, StreamWriter
 from actors.gateway.errors import Refused, unavailable
 from actors.gateway.exchange import STREAM_HEADERS, Exchange, Gone, HttpRefused
+from actors.gateway.follower import Follower
 from actors.gateway.held import (
     SECRET_CHARS,
     SEED_CHARS,
@@ -54,6 +55,11 @@ class Kept:
         self.silence_count = 0  # how often nothing has come for a while
         self.expiry: asyncio.TimerHandle | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def writer(self) -> StreamWriter:
+        """For one connection, from the beginning."""
+        assert self.dialect.stream is not None
+        return self.dialect.stream(self.ask, self.head, self.stream.checked)
 
 
 class Resumes:
@@ -168,7 +174,7 @@ class Resumes:
         watcher = asyncio.create_task(watch())
         place = Place(kept.held, marks)
         silence_count = kept.silence_count
-        writer: Any = None
+        follower: Follower | None = None
         try:
             while not place.is_at_end:
                 known, fresh = place.take()
@@ -182,26 +188,16 @@ class Resumes:
                         await self.start(exchange, kept)
                         await exchange.bounded(exchange.write(kept.dialect.ping))
                     continue
-                if writer is None:
-                    writer = await self.begin(exchange, kept)
-                if known:
-                    writer.write(known)
-                data = b"".join(
-                    place.send(row, writer.write([row]).split(b"\n\n")[:-1], kept.name)
-                    for row in fresh
-                )
+                if follower is None:
+                    await self.start(exchange, kept)
+                    follower = Follower(place, kept.writer, kept.name)
+                data = follower.write(known, fresh)
                 if data:
                     await exchange.bounded(exchange.write(data))
-            await self.finish(exchange, kept, writer)
+            await self.finish(exchange, kept, None if follower is None else follower.writer)
         finally:
             watcher.cancel()
             self.detach(kept)
-
-    async def begin(self, exchange: Exchange, kept: Kept) -> Any:
-        """The writer of a response that has begun."""
-        await self.start(exchange, kept)
-        assert kept.dialect.stream is not None
-        return kept.dialect.stream(kept.ask, kept.head, kept.stream.checked)
 
     async def start(self, exchange: Exchange, kept: Kept) -> None:
         if exchange.status is not None:
@@ -213,13 +209,14 @@ class Resumes:
         )
         await exchange.start(200, headers)
 
-    async def finish(self, exchange: Exchange, kept: Kept, writer: Any) -> None:
+    async def finish(self, exchange: Exchange, kept: Kept, writer: StreamWriter | None) -> None:
         """Raises Refused: it failed before its first event."""
         problem = kept.held.problem
         if problem is not None and exchange.status is None:
             raise Refused(problem)
         if writer is None:
-            writer = await self.begin(exchange, kept)
+            await self.start(exchange, kept)
+            writer = kept.writer()
         if problem is not None:
             await exchange.write_last(writer.fail(problem))
         else:
