@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, Make]] = {
     "chat": ("<think>so</think> it is", chat(logprobs=True, **USAGE)),
     "calls": (CALLS, chat(tools=TOOLS, logprobs=True)),
     "calls without more": (CALLS, chat(tools=TOOLS)),
-    "a named call": (' {"a": 1}', chat(tools=TOOLS, tool_choice=NAMED, logprobs=True)),
+    "a named call": ('{"a": 1}', chat(tools=TOOLS, tool_choice=NAMED, logprobs=True)),
     "messages": (CALLS, messages()),
     "native": ("some words", generate()),
 }
