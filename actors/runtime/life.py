@@ -84,6 +84,7 @@ class Life:
         "task",
         "time",
         "timers",
+        "waits",
         "wants_drain",
         "wants_undelivered",
         "watches",
@@ -109,6 +110,7 @@ class Life:
         self.task: asyncio.Task[None] | None = None
         self.spawned: dict[asyncio.Task[Any], None] = {}  # ordered, unlike a set of objects
         self.crews: dict[str, Crew] = {}
+        self.waits: dict[asyncio.Future[Any], None] = {}  # for what crews do
         self.jobs: dict[int, tuple[str, float]] = {}  # offloaded: lane, since
         self.watches: list[Entry] = []
         self.peer_paths: set[str] = set()  # named while it started: those that may make it wait
@@ -457,6 +459,8 @@ class Life:
         self.timers.close()
         for crew in self.crews.values():
             crew.close()
+        for wait in tuple(self.waits):  # jobs that waited are dropped: a task would wait for ever
+            wait.cancel()
         for entry in self.watches:
             if self in entry.watchers:
                 entry.watchers.remove(self)

@@ -141,7 +141,12 @@ class LiveContext(Context):
             crew.let_go()
 
     async def in_thread(self, work: Callable[[], T], *, lane: str = "default") -> T:
+        life = self._life
         done: asyncio.Future[T] = self._node.loop.create_future()
+        if life.is_dead:
+            done.cancel()
+        life.waits[done] = None
+        done.add_done_callback(life.waits.pop)
 
         def deliver(result: T | Exception) -> None:
             if done.done():

@@ -4,6 +4,7 @@ Method: a caller and a counter, together or apart, on a simulated loop with late
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -324,6 +325,26 @@ async def test_a_task_that_outlives_its_actor_does_not_wait_for_answers() -> Non
         assert await waiting == Rejected(Cause.STOPPED)
         assert await context.ask(ref, Sum(), timeout_s=30) == Rejected(Cause.STOPPED)
         assert loop.time() - began_s < 1
+
+
+async def test_a_task_that_outlives_its_actor_does_not_wait_for_its_threads() -> None:
+    async with cast(TOGETHER) as p:
+        context = p.actor("a").context
+        context._node.runs_inline = False  # real threads: the first job holds up the second
+        begun, over = threading.Event(), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            over.wait(10)
+
+        waiting = [asyncio.create_task(context.in_thread(work)) for _ in range(2)]
+        await settle()
+        assert begun.wait(10)
+        p.system.node.lives["a"].crash(ValueError("gone"))
+        after = asyncio.create_task(context.in_thread(work))
+        done, _ = await asyncio.wait([*waiting, after], timeout=5)
+        assert len(done) == 3 and all(task.cancelled() for task in done)
+        over.set()
 
 
 async def test_rows_tell_what_an_actor_is_doing_and_for_how_long() -> None:
