@@ -211,7 +211,7 @@ FLAGS: tuple[Flag, ...] = (
         "scheduler",
         "max_inflight",
         "--max-inflight",
-        "steps sent before their results are here, at most; more than two only while they are short",
+        "steps sent before their results are here; over two only while they are short",
     ),
     Flag(
         "scheduler",

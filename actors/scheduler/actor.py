@@ -116,13 +116,14 @@ class Scheduler(Actor):
             self.grammars.hold(message, now_s)
 
     def on_compiled(self, message: Compiled) -> None:
-        submits, problem = self.grammars.compiled(message)
+        now_s = self.context.now_s()
+        submits, problem = self.grammars.compiled(message, now_s)
         self.context.count(
             "histrio_grammars_total", outcome="ready" if problem is None else "refused"
         )
         for submit in submits:
             if problem is None:
-                self.schedule.submit(submit, self.context.now_s())
+                self.schedule.submit(submit, now_s)
             else:
                 self.schedule.output.refuse(submit, problem)
         self._go_on()

@@ -4,8 +4,9 @@ It does not know engines or steps: it asks for each grammar once, however many r
 and tells who may go on. Time is an argument. A request is here or with the schedule, never in both.
 
 Laws: no more than INFLIGHT_MAX questions are with the worker, so that steps find room in its
-mailbox; who waits longer than `timeout_s` is refused, and holds up nobody; what was refused stays
-refused for a while without asking again.
+mailbox; who waits longer than `timeout_s` for its turn is told that the server is busy, and whose
+grammar takes longer to compile is refused: neither holds up anybody; what was refused stays refused
+for a while without asking again.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ REFUSED_MAX = 256
 class Wait:
     """One grammar that is not ready, and who waits for it."""
 
-    __slots__ = ("number", "submits")
+    __slots__ = ("asked_s", "number", "submits")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.asked_s: float | None = None  # since when the worker has it
         self.submits: dict[str, tuple[Submit, float]] = {}  # by request, and since when
 
 
@@ -68,7 +70,7 @@ class Grammars:
             wait = self._waits[grammar] = Wait(self._number)
         wait.submits[submit.request] = (submit, now_s)
         self._by_request[submit.request] = grammar
-        self._ask()
+        self._ask(now_s)
 
     def attempt_of(self, request: str) -> int | None:
         """The attempt that waits here, if one does."""
@@ -86,10 +88,20 @@ class Grammars:
 
     def expire(self, now_s: float) -> list[tuple[Submit, Problem]]:
         """Takes out those who have waited too long."""
-        late = self._take(lambda submit, since_s: now_s - since_s >= self.timeout_s)
-        return [(submit, too_slow(submit.grammar, self.timeout_s)) for submit in late]
+        late = [
+            (submit, wait.asked_s is not None)
+            for wait in self._waits.values()
+            for submit, since_s in wait.submits.values()
+            if now_s - max(since_s, wait.asked_s or since_s) >= self.timeout_s
+        ]
+        for submit, _ in late:
+            self.take(submit.request)
+        return [
+            (submit, too_slow(submit.grammar, self.timeout_s) if is_asked else busy())
+            for submit, is_asked in late
+        ]
 
-    def compiled(self, message: Compiled) -> tuple[list[Submit], Problem | None]:
+    def compiled(self, message: Compiled, now_s: float) -> tuple[list[Submit], Problem | None]:
         """The answer to one question: who has waited for it, and what is wrong with it."""
         grammar = self._asked.pop(message.number)
         wait = self._waits.pop(grammar)
@@ -102,7 +114,7 @@ class Grammars:
             remember(self._refused, grammar, message.problem, REFUSED_MAX)
         else:
             remember(self._ready, grammar, None, READY_MAX)
-        self._ask()
+        self._ask(now_s)
         return submits, problem
 
     def check(self) -> None:
@@ -115,12 +127,13 @@ class Grammars:
             assert len(self._asked) == len(self._waits), "a grammar is not asked for"
         assert not set(self._ready) & set(self._waits), "a ready grammar is waited for"
 
-    def _ask(self) -> None:
+    def _ask(self, now_s: float) -> None:
         for grammar, wait in self._waits.items():
             if len(self._asked) >= INFLIGHT_MAX:
                 return
             if wait.number not in self._asked:
                 self._asked[wait.number] = grammar
+                wait.asked_s = now_s
                 self.asks.append(Compile(wait.number, grammar))
 
     def _take(self, which: Callable[[Submit, float], bool]) -> list[Submit]:
@@ -144,6 +157,15 @@ def remember(known: OrderedDict, key: Grammar, value: object, count_max: int) ->
 def refused(grammar: Grammar, problem: str) -> Problem:
     param = grammar.param or None
     return Problem(Fault.INVALID, problem, param=param, code="invalid_grammar")
+
+
+def busy() -> Problem:
+    return Problem(
+        Fault.OVERLOADED,
+        "The server is busy with the constraints of others. Try again later.",
+        code="queue_full",
+        retry_after_s=1.0,
+    )
 
 
 def too_slow(grammar: Grammar | None, timeout_s: float) -> Problem:

@@ -12,6 +12,7 @@ from typing import Any
 
 from actors.gateway.record import LOSSES_MAX
 from actors.runtime.life import Life
+from actors.scheduler.grammars import INFLIGHT_MAX, busy
 from bench.sim import laws
 from bench.sim.clients import Outcome
 from bench.sim.deploy import RECOVER_S
@@ -179,6 +180,10 @@ class Judge:
             for other in self.world.outcomes
             if other.came_s <= outcome.end_s and other.end_s >= begin_s
         )
+        if problem.message == busy().message:
+            grammars = {ask.grammar for ask in self.world.scenario.asks if ask.grammar or ask.tools}
+            assert len(grammars) > INFLIGHT_MAX and shape.compile_s, f"{where}: {problem.message}"
+            return
         is_full = shape.mailbox_max or asked > shape.queued_max
         assert is_full, f"{where}: {problem.message}"
 

@@ -57,6 +57,8 @@ FOUND_WIDE = {
     112_171: 360.0,  # a call cut off was told as text again to who came back to other pieces
     104_069: 360.0,  # who came back between a row's text and its end got its last tokens twice
     106_184: 360.0,  # the same, where they came one by one
+    412_010: 360.0,  # a request of a batch's file waited for ever for threads that had ended
+    417_000: 360.0,  # whose constraint waited for its turn was told that it is too complex
 }
 # And where the seed orders the callbacks too.
 FOUND_SHUFFLED = {

@@ -89,7 +89,10 @@ def test_a_grammar_that_takes_too_long_refuses_those_who_wait_and_nobody_else() 
     world.cell.advance(6.0)
     world.actor.check()
     assert len(world.ends()) == INFLIGHT_MAX + 1
-    assert all(end.problem and end.problem.code == "grammar_timeout" for end in world.ends())
+    ends = {end.request: end.problem for end in world.ends()}
+    last = ends.pop(f"slow{INFLIGHT_MAX}")
+    assert last is not None and last.fault is Fault.OVERLOADED, "it never had its turn"
+    assert all(problem and problem.code == "grammar_timeout" for problem in ends.values())
     world.tell(Compiled(1))  # late: the next one is asked for
     assert len(world.sent(Compile)) == INFLIGHT_MAX + 1
     world.tell(constrained("again", "slow0"))
@@ -140,6 +143,7 @@ class Waiting(RuleBasedStateMachine):
         self.grammars = Grammars(5.0)
         self.waiting: dict[str, tuple[str, float]] = {}
         self.asked: dict[int, str] = {}
+        self.asked_s: dict[str, float] = {}
         self.known: dict[str, bool] = {}
         self.now_s = 0.0
         self.count = 0
@@ -148,6 +152,7 @@ class Waiting(RuleBasedStateMachine):
         for ask in self.grammars.asks:
             assert ask.grammar.text not in self.asked.values(), "asked for twice"
             self.asked[ask.number] = ask.grammar.text
+            self.asked_s[ask.grammar.text] = self.now_s
         self.grammars.asks.clear()
 
     @rule(text=st.sampled_from("abcdefg"))
@@ -169,7 +174,9 @@ class Waiting(RuleBasedStateMachine):
             return
         number = sorted(self.asked)[nth % len(self.asked)]
         text = self.asked.pop(number)
-        submits, problem = self.grammars.compiled(Compiled(number, "" if good else "no"))
+        submits, problem = self.grammars.compiled(
+            Compiled(number, "" if good else "no"), self.now_s
+        )
         assert (problem is None) is good
         gone = [name for name, (waited, _) in self.waiting.items() if waited == text]
         assert [submit.request for submit in submits] == gone
@@ -189,8 +196,13 @@ class Waiting(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 4.0))
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        late = {name for name, (_, since_s) in self.waiting.items() if self.now_s - since_s >= 5.0}
-        assert {submit.request for submit, _ in self.grammars.expire(self.now_s)} == late
+        late = {
+            name: Fault.INVALID if text in self.asked.values() else Fault.OVERLOADED
+            for name, (text, since_s) in self.waiting.items()
+            if self.now_s - max(since_s, self.asked_s.get(text, since_s)) >= 5.0
+        }
+        found = self.grammars.expire(self.now_s)
+        assert {submit.request: problem.fault for submit, problem in found} == late
         for name in late:
             del self.waiting[name]
 
