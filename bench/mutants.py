@@ -300,8 +300,8 @@ MUTANTS = (
     Mutant(
         "gateway: of the events of one row, those that a client has come again",
         "actors/gateway/held.py",
-        "            if index > had.events:\n",
-        "            if index > 0:\n",
+        "                is_new = self.passed[choice] > mark.events\n",
+        "",
     ),
     Mutant(
         "batches: one that had begun does not go on in the next life",

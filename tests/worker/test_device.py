@@ -138,6 +138,7 @@ async def test_a_device_may_be_quiet_for_as_long_as_its_largest_steps_take(
         when_computing=lambda call: None,
         graphs_left=0,
         graph_bytes=0,
+        is_asynchronous=True,
     )
     monkeypatch.setattr(Runner, "load", lambda *arguments: loaded)
     cell, worker = worker_with(Device())
