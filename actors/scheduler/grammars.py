@@ -12,7 +12,6 @@ for a while without asking again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from messages.base import Address
 from messages.scheduler import Compiled, Submit
@@ -84,7 +83,15 @@ class Grammars:
 
     def take_of(self, reply_to: Address) -> list[Submit]:
         """Takes out all that nobody would read."""
-        return self._take(lambda submit, since_s: submit.reply_to == reply_to)
+        found = [
+            submit
+            for wait in self._waits.values()
+            for submit, _ in wait.submits.values()
+            if submit.reply_to == reply_to
+        ]
+        for submit in found:
+            self.take(submit.request)
+        return found
 
     def expire(self, now_s: float) -> list[tuple[Submit, Problem]]:
         """Takes out those who have waited too long."""
@@ -135,17 +142,6 @@ class Grammars:
                 self._asked[wait.number] = grammar
                 wait.asked_s = now_s
                 self.asks.append(Compile(wait.number, grammar))
-
-    def _take(self, which: Callable[[Submit, float], bool]) -> list[Submit]:
-        found = [
-            submit
-            for wait in self._waits.values()
-            for submit, since_s in wait.submits.values()
-            if which(submit, since_s)
-        ]
-        for submit in found:
-            self.take(submit.request)
-        return found
 
 
 def remember(known: OrderedDict, key: Grammar, value: object, count_max: int) -> None:  # type: ignore[type-arg]
