@@ -51,14 +51,17 @@ class Health:
 
 
 def news_since(at_s: float, troubles: Iterable[tuple[float, float]]) -> float:
-    """The earliest death whose news may still come to a gateway at `at_s`: none comes while a
-    gateway, or all, stand still or are cut off. `troubles`: when each began, and its end."""
-    since_s = at_s - NEWS_S
+    """The earliest death whose news may still come to a gateway at `at_s`: they take a while, and
+    that stands still while a gateway, or all, stand still or are cut off. `troubles`: when each
+    began, and its end."""
+    since_s, left_s = at_s, NEWS_S
     for begin_s, until_s in sorted(troubles, key=lambda trouble: trouble[1], reverse=True):
-        if until_s < since_s:
+        calm_s = max(0.0, since_s - until_s)
+        if calm_s > left_s:
             break
+        left_s -= calm_s
         since_s = min(since_s, begin_s)
-    return since_s
+    return since_s - left_s
 
 
 class Judge:

@@ -154,8 +154,11 @@ def test_a_request_that_the_worker_dies_of_fails_alone(seed: int, model: Path) -
 def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
     assert news_since(100.0, []) == 100.0 - NEWS_S
     assert news_since(100.0, [(10.0, 20.0), (96.0, 96.0)]) == 100.0 - NEWS_S
-    # One trouble after the other, in whatever order they are told.
-    assert news_since(100.0, [(60.0, 80.0), (79.0, 99.0), (10.0, 20.0)]) == 60.0
+    # One trouble after the other, in whatever order they are told; what was on its way before has
+    # as long to come as without them, and no longer.
+    assert news_since(100.0, [(60.0, 80.0), (79.0, 99.0), (10.0, 20.0)]) == 60.0 - (NEWS_S - 1.0)
+    assert news_since(100.0, [(60.0, 99.5), (50.0, 59.0), (10.0, 48.0)]) == 50.0 - (NEWS_S - 1.5)
+    assert news_since(100.0, [(60.0, 200.0), (110.0, 120.0)]) == 60.0 - NEWS_S
 
 
 def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) -> None:
