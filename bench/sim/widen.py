@@ -27,6 +27,7 @@ from bench.sim.scenario import (
     Leap,
     Menu,
     Scenario,
+    Shape,
 )
 
 LEAP_S = (1.0, 60.0, 3600.0, 4 * 3600.0)
@@ -148,13 +149,20 @@ def bearable(scenario: Scenario, copies: set[str], rng: random.Random) -> Scenar
     lines = [line for ask in asks for line in ask.lines or (ask,)]
     room_len = sum(len(line.prompt) + line.max_tokens for line in lines) / max(1, len(lines))
     rows = max(1.0, min(shape.running_max, shape.kv_tokens / max(1.0, room_len)))
-    work_s = {ask.name: shape.step_s * steps_of(ask, rows, shape.prefill_budget) for ask in asks}
+    a_step_s = pace_of(shape)
+    work_s = {ask.name: a_step_s * steps_of(ask, rows, shape.prefill_budget) for ask in asks}
     going = [ask for ask in asks if ask.prompt[0] != scenario.poison and not ask.lines]
     rng.shuffle(going)
     going.sort(key=lambda ask: ask.name in copies)
     while going and sum(work_s.values()) > PEACE_S:
         del work_s[going.pop().name]
     return scenario._replace(asks=tuple(ask for ask in asks if ask.name in work_s))
+
+
+def pace_of(shape: Shape) -> float:
+    """Seconds from one step to the next. As many are under way as there are credits, and each of
+    them has gone to the worker and come back."""
+    return max(shape.step_s, (shape.step_s + 2 * shape.delay_s) / shape.credits)
 
 
 def steps_of(ask: Ask, rows: float, prefill_budget: int) -> float:
