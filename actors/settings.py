@@ -217,7 +217,7 @@ FLAGS: tuple[Flag, ...] = (
         "scheduler",
         "grammar_timeout_s",
         "--grammar-timeout",
-        "seconds a request waits for its grammar to be compiled",
+        "seconds that a request's grammar may be compiled, or wait for its turn",
     ),
     Flag("cache", "page_size", "--page-size", "tokens of one KV page"),
     Flag(

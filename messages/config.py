@@ -83,7 +83,7 @@ class SchedulerConfig(Section, frozen=True):
     prefill_budget: NonNegative = 0  # tokens one step may compute
     policy: str = "lpm"  # fcfs | lpm
     max_inflight: Positive = 3  # or as many as the worker grants, if those are fewer
-    grammar_timeout_s: Seconds = 10.0  # how long a request waits for its grammar
+    grammar_timeout_s: Seconds = 10.0  # of a compilation, and of the wait for its turn
 
 
 class CacheConfig(Section, frozen=True):

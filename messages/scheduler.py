@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from messages.base import Address, Message
 from messages.types import Grammar, Int32s, Sampling, StopRules
 from messages.worker import StepDone, StepFailed
@@ -89,11 +91,21 @@ class Probed(Message, frozen=True):
     cached_lens: Int32s
 
 
+class Outcome(enum.StrEnum):
+    """What became of a grammar."""
+
+    READY = "ready"  # rows may open with it
+    WRONG = "wrong"  # for ever
+    LATE = "late"  # it was compiled for as long as may be
+    NO_TURN = "no_turn"  # others were, for so long
+
+
 class Compiled(Message, frozen=True):
-    """From the worker, for `Compile`: rows may open with the grammar, or it is wrong."""
+    """From the worker, for `Compile`."""
 
     number: int
-    problem: str = ""  # why it is refused, in words for the client
+    outcome: Outcome = Outcome.READY
+    problem: str = ""  # what is wrong with it, in words for the client
 
 
 class Inspect(Message, frozen=True):

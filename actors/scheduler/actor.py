@@ -49,7 +49,7 @@ GRAMMAR_SWEEP_S = 0.5  # how often waits for grammars are looked at, while there
 
 
 class Sweep(NamedTuple):
-    """Look for requests that have waited too long for their grammar."""
+    """Look for requests that have waited too long for their grammar's turn."""
 
 
 class Scheduler(Actor):
@@ -117,11 +117,9 @@ class Scheduler(Actor):
 
     def on_compiled(self, message: Compiled) -> None:
         now_s = self.context.now_s()
-        submits, problem = self.grammars.compiled(message, now_s)
-        self.context.count(
-            "histrio_grammars_total", outcome="ready" if problem is None else "refused"
-        )
-        for submit in submits:
+        found = self.grammars.compiled(message)
+        self.context.count("histrio_grammars_total", outcome=message.outcome.value)
+        for submit, problem in found:
             if problem is None:
                 self.schedule.submit(submit, now_s)
             else:

@@ -1,12 +1,15 @@
 """This file keeps the requests whose grammar is being compiled, and knows which are ready.
 
 It does not know engines or steps: it asks for each grammar once, however many requests wait for it,
-and tells who may go on. Time is an argument. A request is here or with the schedule, never in both.
+and tells who may go on. How long a grammar is compiled, the worker sees to; here it is only counted
+how long one waits for its turn. Time is an argument. A request is here or with the schedule, never
+in both.
 
 Laws: no more than INFLIGHT_MAX questions are with the worker, so that steps find room in its
-mailbox; who waits longer than `timeout_s` for its turn is told that the server is busy, and whose
-grammar takes longer to compile is refused: neither holds up anybody; what was refused stays refused
-for a while without asking again.
+mailbox; whose grammar takes too long to compile is refused, and who waits too long for its turn is
+told that the server is busy: neither holds up anybody; a request that has been let in before, and
+lost with a part, waits many times as long for its turn; what is wrong stays refused for a while
+without asking again.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from messages.base import Address
-from messages.scheduler import Compiled, Submit
+from messages.scheduler import Compiled, Outcome, Submit
 from messages.types import Fault, Grammar, Problem
 from messages.worker import Compile
 
 INFLIGHT_MAX = 4
+RESUMED_FACTOR = 10  # times longer than others' time
 READY_MAX = 256  # as many as a worker keeps; a row that opens with another one is compiled there
 REFUSED_MAX = 256
 
@@ -26,11 +30,11 @@ REFUSED_MAX = 256
 class Wait:
     """One grammar that is not ready, and who waits for it."""
 
-    __slots__ = ("asked_s", "number", "submits")
+    __slots__ = ("is_asked", "number", "submits")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.asked_s: float | None = None  # since when the worker has it
+        self.is_asked = False  # the worker has it
         self.submits: dict[str, tuple[Submit, float]] = {}  # by request, and since when
 
 
@@ -69,7 +73,7 @@ class Grammars:
             wait = self._waits[grammar] = Wait(self._number)
         wait.submits[submit.request] = (submit, now_s)
         self._by_request[submit.request] = grammar
-        self._ask(now_s)
+        self._ask()
 
     def attempt_of(self, request: str) -> int | None:
         """The attempt that waits here, if one does."""
@@ -94,54 +98,67 @@ class Grammars:
         return found
 
     def expire(self, now_s: float) -> list[tuple[Submit, Problem]]:
-        """Takes out those who have waited too long."""
+        """Takes out those who have waited too long for their turn."""
         late = [
-            (submit, wait.asked_s is not None)
+            submit
             for wait in self._waits.values()
+            if not wait.is_asked
             for submit, since_s in wait.submits.values()
-            if now_s - max(since_s, wait.asked_s or since_s) >= self.timeout_s
+            if now_s - since_s >= self.timeout_s * (RESUMED_FACTOR if is_resumed(submit) else 1)
         ]
-        for submit, _ in late:
+        for submit in late:
             self.take(submit.request)
-        return [
-            (submit, too_slow(submit.grammar, self.timeout_s) if is_asked else busy())
-            for submit, is_asked in late
-        ]
+        return [(submit, busy()) for submit in late]
 
-    def compiled(self, message: Compiled, now_s: float) -> tuple[list[Submit], Problem | None]:
+    def compiled(self, message: Compiled) -> list[tuple[Submit, Problem | None]]:
         """The answer to one question: who has waited for it, and what is wrong with it."""
         grammar = self._asked.pop(message.number)
         wait = self._waits.pop(grammar)
-        submits = [submit for submit, _ in wait.submits.values()]
-        for submit in submits:
-            del self._by_request[submit.request]
         problem = None
-        if message.problem:
-            problem = refused(grammar, message.problem)
-            remember(self._refused, grammar, message.problem, REFUSED_MAX)
-        else:
-            remember(self._ready, grammar, None, READY_MAX)
-        self._ask(now_s)
-        return submits, problem
+        match message.outcome:
+            case Outcome.READY:
+                remember(self._ready, grammar, None, READY_MAX)
+            case Outcome.WRONG:
+                problem = refused(grammar, message.problem)
+                remember(self._refused, grammar, message.problem, REFUSED_MAX)
+            case Outcome.LATE:
+                problem = too_slow(grammar, self.timeout_s)
+            case Outcome.NO_TURN:
+                problem = busy()
+        leaving = [submit for submit, _ in wait.submits.values()]
+        if message.outcome is Outcome.NO_TURN:
+            leaving = [submit for submit in leaving if not is_resumed(submit)]
+        for submit in leaving:
+            del wait.submits[submit.request], self._by_request[submit.request]
+        if wait.submits:  # it has another turn, behind the others
+            wait.is_asked = False
+            self._waits[grammar] = wait
+        self._ask()
+        return [(submit, problem) for submit in leaving]
 
     def check(self) -> None:
         """Asserts the laws."""
         assert len(self._asked) <= INFLIGHT_MAX, f"{len(self._asked)} grammars are asked for"
         held = {name: grammar for grammar, wait in self._waits.items() for name in wait.submits}
         assert held == self._by_request, "who waits, and for what, is told in two ways"
-        assert set(self._asked.values()) <= set(self._waits), "asked for, and nobody waits"
+        asked = {wait.number: grammar for grammar, wait in self._waits.items() if wait.is_asked}
+        assert asked == self._asked, "what is asked for is told in two ways"
         if len(self._asked) < INFLIGHT_MAX:
             assert len(self._asked) == len(self._waits), "a grammar is not asked for"
         assert not set(self._ready) & set(self._waits), "a ready grammar is waited for"
 
-    def _ask(self, now_s: float) -> None:
+    def _ask(self) -> None:
         for grammar, wait in self._waits.items():
             if len(self._asked) >= INFLIGHT_MAX:
                 return
-            if wait.number not in self._asked:
+            if not wait.is_asked:
+                wait.is_asked = True
                 self._asked[wait.number] = grammar
-                wait.asked_s = now_s
                 self.asks.append(Compile(wait.number, grammar))
+
+
+def is_resumed(submit: Submit) -> bool:
+    return submit.attempt > 1
 
 
 def remember(known: OrderedDict, key: Grammar, value: object, count_max: int) -> None:  # type: ignore[type-arg]

@@ -17,13 +17,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from actors.runtime import Actor, Context, MailboxSpec
-from actors.worker import translate
+from actors.worker import compiles, translate
+from actors.worker.compiles import Answer, Compiles, Job
 from actors.worker.effort import Effort
 from actors.worker.grammar import Grammars
 from actors.worker.watch import Watch
@@ -33,7 +35,6 @@ from kernels.runner import Flight, Runner, RunnerOptions
 from messages import worker
 from messages.base import Address
 from messages.config import CacheConfig, ModelConfig, Paths, SchedulerConfig, WorkerConfig
-from messages.scheduler import Compiled
 from messages.system import Reason
 
 CREDITS = 2  # one step computes, the next one is there
@@ -74,20 +75,25 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class GrammarDone:
-    """A grammar that a thread is through with, and who asked for it."""
+    """A grammar that a thread is through with: what is wrong with it, if anything."""
 
-    asker: Address
-    answer: Compiled | Exception
+    job: Job
+    problem: str | Exception
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtGrammars:
+    """Look whether one takes too long."""
 
 
 class Worker(Actor):
     """Executes steps on one rank."""
 
     accepts = worker.In
-    private = Executed | Launched | GrammarDone | Look
+    private = Executed | Launched | GrammarDone | Look | LookAtGrammars
     mailbox = MailboxSpec(count_max=16)
-    # Grammars are compiled beside the steps, two at once: a slow one does not stop the others.
-    offload_threads = {"forward": 1, "device": 1, "grammar": 2}
+    # Grammars are compiled beside the steps.
+    offload_threads = {"forward": 1, "device": 1, "grammar": compiles.THREADS}
     context: Context
 
     def __init__(
@@ -108,6 +114,8 @@ class Worker(Actor):
         self.effort = Effort()
         self.step_count = 0  # that have come and are not answered
         self.epoch_come: int | None = None  # of the last step that came
+        self.compiles = Compiles(compiles.THREADS)
+        self.compile_look_s = scheduler.grammar_timeout_s / compiles.LOOKS
 
     @staticmethod
     def prepare(
@@ -243,17 +251,34 @@ class Worker(Actor):
     def on_compile(self, message: worker.Compile) -> None:
         asker = self.context.sender
         assert asker is not None, "a question without a sender cannot be answered"
-        grammars = self.grammars
-        self.context.offload(
-            lambda: grammars.compile(message),
-            lambda answer: GrammarDone(asker, answer),
-            lane="grammar",
-        )
+        if not self.compiles:
+            self.context.start_timer("grammars", LookAtGrammars(), every_s=self.compile_look_s)
+        self.compiles.ask(message, asker)
+        self.compile()
+
+    def compile(self) -> None:
+        """Begins what there are threads for."""
+        for job in self.compiles.begin():
+            self.context.offload(
+                partial(self.grammars.compile, job.grammar),
+                partial(GrammarDone, job),
+                lane="grammar",
+            )
 
     def on_grammar_done(self, message: GrammarDone) -> None:
-        if isinstance(message.answer, Exception):
-            raise message.answer
-        self.context.ref(message.asker).tell(message.answer)
+        if isinstance(message.problem, Exception):
+            raise message.problem
+        self.answer(self.compiles.over(message.job, message.problem))
+        self.compile()
+        if not self.compiles:
+            self.context.cancel_timer("grammars")
+
+    def on_look_at_grammars(self, message: LookAtGrammars) -> None:
+        self.answer(self.compiles.look())
+
+    def answer(self, answers: list[Answer]) -> None:
+        for asker, compiled in answers:
+            self.context.ref(asker).tell(compiled)
 
     def launch(
         self, step: worker.Step, asker: Address

@@ -14,8 +14,8 @@ from actors.vocab.vocab import Vocab
 from actors.worker import translate
 from kernels.constrain import BadGrammar, Constrainer, TokenTable
 from kernels.runner import Runner
-from messages.scheduler import Compiled
-from messages.worker import Compile, Row
+from messages.types import Grammar
+from messages.worker import Row
 
 # From so many tokens on the vocabulary is read at the start. The engines take it in one go, with
 # the interpreter held: 0.1 s for 49,000 tokens, 0.9 s for 256,000, and as many times that on a slow
@@ -39,13 +39,13 @@ class Grammars:
             with contextlib.suppress(BadGrammar, ModelError):
                 self.constrainer()
 
-    def compile(self, message: Compile) -> Compiled:
-        """Makes the grammar ready, or says why not."""
+    def compile(self, grammar: Grammar) -> str:
+        """Makes the grammar ready, or says why it is wrong."""
         try:
-            self.constrainer().prepare(translate.constraint(message.grammar))
+            self.constrainer().prepare(translate.constraint(grammar))
         except BadGrammar as error:
-            return Compiled(message.number, str(error))
-        return Compiled(message.number)
+            return str(error)
+        return ""
 
     def make_ready(self, rows: tuple[Row, ...]) -> None:
         """Rows with a grammar may open, though nobody has asked to compile one here."""

@@ -25,7 +25,7 @@ BOUNDARY = "lines"
 LOOK_S = 3.0
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
 # A line may end so, where something has gone wrong meanwhile, or shortly before.
-LOSSES = ("interrupted", "grammar_timeout")
+LOSSES = ("interrupted",)
 PATIENCE_S = 30.0
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from actors.gateway.record import LOSSES_MAX
 from actors.runtime.life import Life
-from actors.scheduler.grammars import INFLIGHT_MAX, busy
+from actors.scheduler.grammars import busy
+from actors.worker.compiles import THREADS
 from bench.sim import laws
 from bench.sim.clients import Outcome
 from bench.sim.deploy import RECOVER_S
@@ -101,10 +102,9 @@ class Judge:
                 assert ask.is_impossible, f"{where}: {problem.message}"
                 world.seen["a grammar was refused"] += 1
             case "grammar_timeout":
-                calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
+                # Only its own time counts, whatever messages and troubles take.
                 is_slow = shape.compile_s > shape.grammar_timeout_s
-                is_troubled = calm_s <= shape.grammar_timeout_s + PATIENCE_S
-                assert ask.grammar and (is_slow or is_troubled), f"{where}: {problem.message}"
+                assert ask.grammar and is_slow, f"{where}: {problem.message}"
             case _:
                 assert problem.fault is Fault.OVERLOADED, f"{where}: {problem}"
                 self.overload(outcome, where)
@@ -184,11 +184,25 @@ class Judge:
             if other.came_s <= outcome.end_s and other.end_s >= begin_s
         )
         if problem.message == busy().message:
-            grammars = {ask.grammar for ask in self.world.scenario.asks if ask.grammar or ask.tools}
-            assert len(grammars) > INFLIGHT_MAX and shape.compile_s, f"{where}: {problem.message}"
+            self.turn(outcome, where)
             return
         is_full = shape.mailbox_max or asked > shape.queued_max
         assert is_full, f"{where}: {problem.message}"
+
+    def turn(self, outcome: Outcome, where: str) -> None:
+        """Whose constraint had no turn: others' were there, more than are compiled at once, and
+        took long, or whoever compiles them was in trouble or hard to reach."""
+        shape, asks = self.world.scenario.shape, self.world.scenario.asks
+        grammars = {ask.grammar for ask in asks if ask.grammar or ask.tools}
+        assert len(grammars) > THREADS, f"{where} waits for a turn, among {len(grammars)}"
+        waited_s = outcome.end_s - outcome.begin_s
+        assert waited_s >= shape.grammar_timeout_s, f"{where} had no turn for {waited_s:g} s"
+        calm_s = outcome.end_s - self.trouble_before(outcome.end_s)
+        is_troubled = calm_s <= shape.grammar_timeout_s + PATIENCE_S
+        is_slow = shape.compile_s * len(grammars) > THREADS * shape.grammar_timeout_s
+        is_troubled |= shape.mailbox_max > 0 or self.world.scenario.menu.drop > 0
+        assert is_slow or is_troubled, f"{where} had no turn, and nothing was in its way"
+        self.world.seen["a constraint had no turn"] += 1
 
     def deaths(self, begin_s: float, end_s: float) -> set[float]:
         """When something died that a request may be blamed for. What dies together counts once."""

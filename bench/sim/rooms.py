@@ -19,6 +19,8 @@ from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.scheduler.actor import Scheduler
 from actors.scheduler.request import State
+from actors.worker import compiles
+from actors.worker.compiles import Answer, Compiles, Job
 from actors.worker.watch import Watch
 from bench.sim.bodies import grammar_of
 from bench.sim.oracle import oracle_of
@@ -88,8 +90,12 @@ class Look(NamedTuple):
 class Made(NamedTuple):
     """A grammar is compiled, or refused."""
 
-    asker: Address
-    answer: scheduler.Compiled
+    job: Job
+    problem: str
+
+
+class LookAtGrammars(NamedTuple):
+    """Look whether one takes too long."""
 
 
 def namespace_of(request: str) -> str:
@@ -101,7 +107,7 @@ class ShadowRoom(Actor):
     """Executes steps one after the other."""
 
     accepts = worker.In
-    private: ClassVar[object] = Done | Look | Made
+    private: ClassVar[object] = Done | Look | Made | LookAtGrammars
     mailbox = MailboxSpec(count_max=16)
 
     def __init__(
@@ -125,6 +131,9 @@ class ShadowRoom(Actor):
             constrainer=self.oracle.constrainer(),
         )
         self.watch = Watch(worker.hang_s)
+        self.compiled_count = 0
+        self.compiles = Compiles(compiles.THREADS)
+        self.compile_look_s = scheduler.grammar_timeout_s / compiles.LOOKS
         self.jumped_count = 0
         self.is_stuck = False
         self.known: set[str] = set()  # requests that have had a slot in this epoch
@@ -164,19 +173,39 @@ class ShadowRoom(Actor):
 
     def on_compile(self, message: worker.Compile) -> None:
         assert self.context.sender is not None
-        grammar = message.grammar
-        constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
-        problem = ""
-        try:
-            assert self.shadow.constrainer is not None
-            self.shadow.constrainer.prepare(constraint)
-        except BadGrammar as error:
-            problem = str(error)
-        made = Made(self.context.sender, scheduler.Compiled(message.number, problem))
-        self.context.start_timer(f"grammar {message.number}", made, after_s=self.device.compile_s)
+        if not self.compiles:
+            self.context.start_timer("grammars", LookAtGrammars(), every_s=self.compile_look_s)
+        self.compiles.ask(message, self.context.sender)
+        self.compile()
+
+    def compile(self) -> None:
+        for job in self.compiles.begin():
+            grammar = job.grammar
+            constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
+            problem = ""
+            try:
+                assert self.shadow.constrainer is not None
+                self.shadow.constrainer.prepare(constraint)
+            except BadGrammar as error:
+                problem = str(error)
+            made = Made(job, problem)
+            self.compiled_count += 1
+            timer = f"grammar {self.compiled_count}"
+            self.context.start_timer(timer, made, after_s=self.device.compile_s)
 
     def on_made(self, message: Made) -> None:
-        self.context.ref(message.asker).tell(message.answer)
+        self.answer(self.compiles.over(message.job, message.problem))
+        self.compile()
+        self.compiles.check()
+        if not self.compiles:
+            self.context.cancel_timer("grammars")
+
+    def on_look_at_grammars(self, message: LookAtGrammars) -> None:
+        self.answer(self.compiles.look())
+
+    def answer(self, answers: list[Answer]) -> None:
+        for asker, compiled in answers:
+            self.context.ref(asker).tell(compiled)
 
     def progress(self) -> int:
         """Stands still only where a forward is stuck, as the processor time of the real one."""

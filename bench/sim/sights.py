@@ -77,6 +77,7 @@ SOMETIMES = (
     "a node that hung was killed",
     "a restart was asked for with streams open",
     "refused with Retry-After",
+    "a constraint had no turn",
     "a mailbox was full",
     "a stale step was left out",
     "a dead scheduler's tokens came late",

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from actors.runtime.testkit import Cell
 from actors.scheduler.actor import Scheduler
-from actors.scheduler.grammars import INFLIGHT_MAX, Grammars
+from actors.scheduler.grammars import INFLIGHT_MAX, RESUMED_FACTOR, Grammars
 from messages.config import CacheConfig, Paths, SchedulerConfig
 from messages.detokenizer import Tail, Tokens
 from messages.gateway import Unknown
-from messages.scheduler import Cancel, Compiled, Poll, Submit
+from messages.scheduler import Cancel, Compiled, Outcome, Poll, Submit
 from messages.types import Fault, FinishReason, Grammar, Problem
 from messages.worker import Compile, Facts
 from tests.scheduler.make import GATEWAY, make_submit
@@ -72,7 +72,7 @@ def test_a_request_goes_on_when_its_grammar_is_ready() -> None:
 def test_a_wrong_grammar_is_refused_and_not_asked_for_again() -> None:
     world = World()
     world.tell(constrained("a"))
-    world.tell(Compiled(world.sent(Compile)[0].number, "it is wrong"))
+    world.tell(Compiled(world.sent(Compile)[0].number, Outcome.WRONG, "it is wrong"))
     world.tell(constrained("b"))
     for name, end in zip("ab", world.ends(), strict=True):
         assert end.request == name and end.finish is FinishReason.ERROR and end.problem
@@ -86,17 +86,44 @@ def test_a_grammar_that_takes_too_long_refuses_those_who_wait_and_nobody_else() 
     for index in range(INFLIGHT_MAX + 1):
         world.tell(constrained(f"slow{index}", f"slow{index}"))
     assert len(world.sent(Compile)) == INFLIGHT_MAX
+    world.tell(Compiled(1, Outcome.LATE))
+    (end,) = world.ends()
+    assert end.request == "slow0" and end.problem is not None
+    assert (end.problem.code, end.problem.fault) == ("grammar_timeout", Fault.INVALID)
+    assert len(world.sent(Compile)) == INFLIGHT_MAX + 1
+    world.tell(constrained("again", "slow0"))  # it may be ready by now
+    assert world.actor.grammars.attempt_of("again") == 1
+
+
+def test_the_time_of_others_and_of_a_silent_worker_is_nobodys_fault() -> None:
+    world = World(grammar_timeout_s=5.0)
+    for index in range(INFLIGHT_MAX):
+        world.tell(constrained(f"asked{index}", f"{index}"))
+    world.tell(constrained("waits", "w"))
+    world.tell(constrained("resumed", "w", attempt=2))
     world.cell.advance(6.0)
     world.actor.check()
-    assert len(world.ends()) == INFLIGHT_MAX + 1
-    ends = {end.request: end.problem for end in world.ends()}
-    last = ends.pop(f"slow{INFLIGHT_MAX}")
-    assert last is not None and last.fault is Fault.OVERLOADED, "it never had its turn"
-    assert all(problem and problem.code == "grammar_timeout" for problem in ends.values())
-    world.tell(Compiled(1))  # late: the next one is asked for
-    assert len(world.sent(Compile)) == INFLIGHT_MAX + 1
-    world.tell(constrained("again", "slow0"))
-    assert list(world.actor.schedule.live) == ["again"]
+    (end,) = world.ends()
+    assert end.request == "waits" and end.problem and end.problem.fault is Fault.OVERLOADED
+    assert end.problem.retry_after_s, "it never had its turn"
+    world.cell.advance(5.0 * RESUMED_FACTOR)
+    assert {end.request for end in world.ends()} == {"waits", "resumed"}
+    world.actor.check()
+
+
+def test_who_was_let_in_before_asks_again_where_there_was_no_turn() -> None:
+    world = World()
+    for index in range(INFLIGHT_MAX + 1):
+        world.tell(constrained(f"r{index}", f"{index}", attempt=1 + (index == 0)))
+    world.tell(constrained("new", "0"))
+    world.tell(Compiled(1, Outcome.NO_TURN))
+    (end,) = world.ends()
+    assert end.request == "new" and end.problem and end.problem.fault is Fault.OVERLOADED
+    assert [ask.grammar.text for ask in world.sent(Compile)] == ["0", "1", "2", "3", "4"]
+    world.tell(Compiled(2))
+    assert world.sent(Compile)[-1] == Compile(1, grammar("0"))
+    world.tell(Compiled(1))
+    assert list(world.actor.schedule.live) == ["r1", "r0"]
 
 
 def test_a_cancel_or_a_newer_attempt_ends_the_wait() -> None:
@@ -141,9 +168,8 @@ class Waiting(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.grammars = Grammars(5.0)
-        self.waiting: dict[str, tuple[str, float]] = {}
+        self.waiting: dict[str, tuple[str, float, int]] = {}
         self.asked: dict[int, str] = {}
-        self.asked_s: dict[str, float] = {}
         self.known: dict[str, bool] = {}
         self.now_s = 0.0
         self.count = 0
@@ -152,11 +178,10 @@ class Waiting(RuleBasedStateMachine):
         for ask in self.grammars.asks:
             assert ask.grammar.text not in self.asked.values(), "asked for twice"
             self.asked[ask.number] = ask.grammar.text
-            self.asked_s[ask.grammar.text] = self.now_s
         self.grammars.asks.clear()
 
-    @rule(text=st.sampled_from("abcdefg"))
-    def submit(self, text: str) -> None:
+    @rule(text=st.sampled_from("abcdefghij"), attempt=st.integers(1, 3))
+    def submit(self, text: str, attempt: int) -> None:
         verdict = self.grammars.judge(grammar(text))
         if text in self.known:
             assert isinstance(verdict, Problem) is not self.known[text]
@@ -164,45 +189,60 @@ class Waiting(RuleBasedStateMachine):
         assert verdict is False
         self.count += 1
         name = f"r{self.count}"
-        self.grammars.hold(constrained(name, text), self.now_s)
-        self.waiting[name] = (text, self.now_s)
+        self.grammars.hold(constrained(name, text, attempt), self.now_s)
+        self.waiting[name] = (text, self.now_s, attempt)
         self.collect()
 
-    @rule(nth=st.integers(0, 9), good=st.booleans())
-    def answer(self, nth: int, good: bool) -> None:
+    @rule(nth=st.integers(0, 9), outcome=st.sampled_from(Outcome))
+    def answer(self, nth: int, outcome: Outcome) -> None:
         if not self.asked:
             return
         number = sorted(self.asked)[nth % len(self.asked)]
         text = self.asked.pop(number)
-        submits, problem = self.grammars.compiled(
-            Compiled(number, "" if good else "no"), self.now_s
-        )
-        assert (problem is None) is good
-        gone = [name for name, (waited, _) in self.waiting.items() if waited == text]
-        assert [submit.request for submit in submits] == gone
+        found = {
+            submit.request: problem
+            for submit, problem in self.grammars.compiled(Compiled(number, outcome, "no"))
+        }
+        stays = outcome is Outcome.NO_TURN
+        gone = {
+            name
+            for name, (waited, _, attempt) in self.waiting.items()
+            if waited == text and not (stays and attempt > 1)
+        }
+        assert set(found) == gone
+        wanted = {
+            Outcome.READY: None,
+            Outcome.WRONG: "invalid_grammar",
+            Outcome.LATE: "grammar_timeout",
+            Outcome.NO_TURN: "queue_full",
+        }[outcome]
+        assert all((problem and problem.code) == wanted for problem in found.values())
         for name in gone:
             del self.waiting[name]
-        self.known[text] = good
+        if outcome in (Outcome.READY, Outcome.WRONG):
+            self.known[text] = outcome is Outcome.READY
         self.collect()
 
     @rule(nth=st.integers(0, 9))
     def leave(self, nth: int) -> None:
         if self.waiting:
             name = sorted(self.waiting)[nth % len(self.waiting)]
-            assert self.grammars.attempt_of(name) == 1
+            assert self.grammars.attempt_of(name) == self.waiting[name][2]
             assert self.grammars.take(name).request == name
             del self.waiting[name]
 
-    @rule(seconds=st.floats(0.1, 4.0))
+    @rule(seconds=st.floats(0.1, 20.0))
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
         late = {
-            name: Fault.INVALID if text in self.asked.values() else Fault.OVERLOADED
-            for name, (text, since_s) in self.waiting.items()
-            if self.now_s - max(since_s, self.asked_s.get(text, since_s)) >= 5.0
+            name
+            for name, (text, since_s, attempt) in self.waiting.items()
+            if text not in self.asked.values()
+            and self.now_s - since_s >= (5.0 if attempt == 1 else 5.0 * RESUMED_FACTOR)
         }
         found = self.grammars.expire(self.now_s)
-        assert {submit.request: problem.fault for submit, problem in found} == late
+        assert {submit.request for submit, _ in found} == late
+        assert all(problem.fault is Fault.OVERLOADED for _, problem in found)
         for name in late:
             del self.waiting[name]
 

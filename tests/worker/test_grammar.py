@@ -10,7 +10,6 @@ import pytest
 
 from actors.worker.grammar import LARGE_VOCAB, Grammars
 from messages.types import Grammar
-from messages.worker import Compile
 from tests.vocab.made import byte_level, write_folder
 
 
@@ -38,8 +37,7 @@ def test_a_large_vocabulary_is_read_at_the_start_and_once(tmp_path: Path) -> Non
     path = folder(tmp_path / "model")
     Grammars(runner, path).start()  # type: ignore[arg-type]
     assert len(runner.tables) == 1 and runner.tables[0].vocab_size == LARGE_VOCAB
-    asked = Compile(1, Grammar("regex", "a"))
-    assert not Grammars(runner, path).compile(asked).problem  # type: ignore[arg-type]
+    assert not Grammars(runner, path).compile(Grammar("regex", "a"))  # type: ignore[arg-type]
     assert len(runner.tables) == 1
 
 
@@ -48,7 +46,7 @@ def test_a_small_one_is_read_when_it_is_needed(tmp_path: Path) -> None:
     grammars = Grammars(runner, folder(tmp_path / "model"))  # type: ignore[arg-type]
     grammars.start()
     assert not runner.tables
-    assert not grammars.compile(Compile(1, Grammar("regex", "a"))).problem
+    assert not grammars.compile(Grammar("regex", "a"))
     assert len(runner.tables) == 1
 
 
