@@ -43,6 +43,7 @@ class Host:
         self.prepared = prepared  # for the first life of each path
         self.kept: dict[str, tuple[Address, Mailbox]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._drains: dict[str, Drain] = {}  # for who is being built: the first it is told
         self._loaded: set[str] = set()  # factories
         self._is_frozen = False
         self._has_ended = False  # one of its lives
@@ -63,6 +64,8 @@ class Host:
             case DrainActor(path, incarnation, grace_s):
                 if (life := self._life(path, incarnation)) is not None:
                     life.put_urgent(Lane.CONTROL, Drain(grace_s))
+                elif path in self._starting:
+                    self._drains[path] = Drain(grace_s)
             case KillActor(path, incarnation, reason):
                 if (life := self._life(path, incarnation)) is not None:
                     life.end(reason)
@@ -97,6 +100,7 @@ class Host:
 
     def _cancel_start(self, path: str, incarnation: int, reason: Reason) -> None:
         task = self._starting.pop(path, None)
+        self._drains.pop(path, None)
         if task is not None:
             task.cancel()
             address = Address(self.node.name, path, incarnation)
@@ -116,6 +120,7 @@ class Host:
             actor.prepared = self.prepared.pop(order.path, None)
         except Exception as error:
             self._starting.pop(order.path, None)
+            self._drains.pop(order.path, None)
             detail = f"{type(error).__name__}: {error}"
             node.report(Exited(address, Reason(Cause.CRASHED, f"not built: {detail}"[:500])))
             return
@@ -129,6 +134,9 @@ class Host:
         life = Life(node, actor, node.entry(order.path), address, mailbox)
         actor.context = LiveContext(life)
         node.lives[order.path] = life
+        drain = self._drains.pop(order.path, None)
+        if drain is not None:
+            life.put_urgent(Lane.CONTROL, drain)
         life.start()
 
     async def _import(self, factory: str) -> Any:

@@ -139,8 +139,8 @@ class System:
         """Lets each actor finish, the last started first. Returns at the latest after `grace_s`.
 
         Those of one name finish together: while one front end did, the next would take new work.
-        One that is just being (re)started has nothing to finish, and is not waited for; it is told
-        once it runs.
+        One that is just being (re)started, or will be, is told before it runs, takes no work, and
+        is not waited for.
         """
         self._drain_until_s = self.loop.time() + grace_s
         for name in dict.fromkeys(leaf.name for leaf in reversed(self.leaves.values())):
@@ -149,21 +149,24 @@ class System:
                 return
             self._drained.add(name)
             alike = [leaf for leaf in self.leaves.values() if leaf.name == name and leaf.is_alive]
-            await asyncio.gather(
-                *(self._drain_leaf(x, left_s) for x in alike if x.path not in self._starting)
-            )
+            running = [leaf for leaf in alike if leaf.path not in self._starting]
+            for leaf in running:
+                self._drains[leaf.path] = self.loop.create_future()
+                self._publish(leaf, State.DRAINING)
+            for leaf in alike:
+                self._order_drain(leaf)
+            await self._await_drained(running, left_s)
 
-    async def _drain_leaf(self, leaf: Leaf, left_s: float) -> None:
-        drained = self._drains[leaf.path] = self.loop.create_future()
-        self._order_drain(leaf, left_s)
-        await asyncio.wait([drained], timeout=left_s)
-        self._drains.pop(leaf.path, None)
-        if not drained.done():
-            self.log.warning("not drained", path=leaf.path, grace_s=left_s)
-
-    def _order_drain(self, leaf: Leaf, left_s: float) -> None:
-        self._publish(leaf, State.DRAINING)
+    def _order_drain(self, leaf: Leaf) -> None:
+        left_s = max(0.0, self._drain_until_s - self.loop.time())
         self._control(leaf, DrainActor(leaf.path, leaf.incarnation, left_s))
+
+    async def _await_drained(self, leaves: list[Leaf], left_s: float) -> None:
+        if leaves:
+            await asyncio.wait([self._drains[leaf.path] for leaf in leaves], timeout=left_s)
+        for leaf in leaves:
+            if not self._drains.pop(leaf.path).done():
+                self.log.warning("not drained", path=leaf.path, grace_s=left_s)
 
     async def stop(self) -> None:
         """Stops all actors in reverse start order, then the nodes. Idempotent."""
@@ -244,6 +247,8 @@ class System:
         self._publish(leaf, State.STARTING)
         crashed = leaf.last_exit is not None and leaf.last_exit.cause is Cause.CRASHED
         self._order_start(leaf, keeps_mailbox=is_in_place and crashed)
+        if leaf.name in self._drained:
+            self._order_drain(leaf)
         try:
             await asyncio.wait([outcome], timeout=child.start_timeout_s)
             if not outcome.done():
@@ -264,7 +269,7 @@ class System:
             raise StartFailed(leaf.path, reason)
         self._publish(leaf, State.RUNNING, result.note)
         if leaf.name in self._drained:
-            self._order_drain(leaf, max(0.0, self._drain_until_s - self.loop.time()))
+            self._publish(leaf, State.DRAINING)
 
     def _order_start(self, leaf: Leaf, *, keeps_mailbox: bool) -> None:
         child = leaf.child

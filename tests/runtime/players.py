@@ -198,6 +198,14 @@ class SlowDrainer(Counter):
         self.context.drained()
 
 
+class Diarist(Counter):
+    """Writes down between which texts it was told to drain."""
+
+    def on_drain(self, message: Drain) -> None:
+        self.texts.append("drain")
+        self.context.drained()
+
+
 class Waiter(Actor):
     """Tells its peer, which makes it wait; part of a circle when the peer does the same."""
 

@@ -298,7 +298,33 @@ async def test_drain_does_not_wait_for_an_actor_that_is_being_restarted() -> Non
         assert asyncio.get_running_loop().time() == pytest.approx(began_s)
         assert p.state("b") == "draining"
         await asyncio.sleep(30)
-        assert p.state("a") == "draining"  # told once it runs
+        assert p.state("a") == "draining"
+
+
+@pytest.mark.parametrize("waits_s", [0.5, 10.0], ids=["before it dies", "while it starts"])
+async def test_who_starts_in_a_drain_is_told_before_its_first_message(
+    waits_s: float, place: str
+) -> None:
+    late = child("c", "Diarist", node=place, arguments={"settings": Settings(start_s=20)})
+    nodes = () if place == TOGETHER else (place,)
+    weather = Weather(3, delay_s_max=0.01)
+    async with play(tree(late), *nodes, weather=weather) as p:
+        for message in (Sleep(1), Crash(), Text("left in the mailbox")):
+            p.tell("c", message)
+        await asyncio.sleep(waits_s)
+        await p.system.drain(60)
+        await asyncio.sleep(30)
+        assert p.incarnation("c") == 2
+        assert p.actor("c").texts == ["drain", "left in the mailbox"]
+        assert p.state("c") == "draining"
+
+
+async def test_drain_does_not_wait_for_who_has_died_just_before() -> None:
+    async with play(tree(child("c", "SlowDrainer", node="n")), "n") as p:
+        began_s = asyncio.get_running_loop().time()
+        p.fabric.nodes["n"].kill()
+        await p.system.drain(10)
+        assert asyncio.get_running_loop().time() == pytest.approx(began_s)
 
 
 async def test_a_reply_to_an_asker_that_died_is_dropped_and_counted() -> None:
