@@ -8,6 +8,7 @@ what is right. An exchange runs in its gateway's process: it stands still when t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import re
 from collections.abc import Callable
@@ -96,13 +97,19 @@ class Exchange:
             self.inbox.put_nowait({"type": "http.disconnect"})
             return
         if self.pause_s:
-            await asyncio.sleep(self.pause_s)
+            await self.pause()
         if self.leaves_after is not None and not self.has_left:
             if self.body.count(b"data: ") > self.leaves_after:
                 if self.is_torn:
                     ends = [match.end() for match in re.finditer(b"\n\n", self.body)]
                     self.body = self.body[: ends[self.leaves_after]]
                 self.leave()
+
+    async def pause(self) -> None:
+        """The time of a slow reader. Who writes to it waits no longer than the connection lasts."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.pause_s):
+                await self.over.wait()
 
     def hold(self, is_so: bool, what: str) -> None:
         if not is_so:
