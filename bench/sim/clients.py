@@ -124,11 +124,13 @@ class Client:
     async def by_call(self, life: Life) -> bool:
         ask, gateway = self.ask, gateway_of(life)
         suffix = f"~{ask.namespace}" if ask.namespace else ""
-        stream = gateway.open(call_of(ask), f"{ask.name}-{self.tries}{suffix}")
+        # What the gateway begins at a client's word stands still with the gateway's process.
+        within = self.world.house.context(life.address.node).run
+        stream = within(gateway.open, call_of(ask), f"{ask.name}-{self.tries}{suffix}")
         got = [Got(self, i) for i in range(ask.choice_count)]
         if ask.reader == "hasty":
             await asyncio.sleep(ask.pause_s)
-            stream.close()
+            within(stream.close)
             self.world.left(life, stream.call_id)
             return False
         try:
@@ -137,7 +139,7 @@ class Client:
                     got[row.choice].take(row)
                 count = sum(len(one.tokens) for one in got)
                 if ask.reader == "leaves" and count >= ask.after:
-                    stream.close()
+                    within(stream.close)
                     self.world.left(life, stream.call_id)
                     return False
                 if ask.reader == "slow":
@@ -145,7 +147,7 @@ class Client:
                 if ask.reader == "stuck" and count >= ask.after:
                     await self.leave_unread(life, stream)
         finally:
-            stream.close()
+            within(stream.close)
         for one in got:
             one.assert_whole()
         return True
