@@ -12,6 +12,8 @@ import torch
 
 from tests.kernels.conftest import Answered, answered, oracle_once
 
+# FlashInfer's compiler takes some 5 GB for each file, and several processes of tests may build.
+os.environ.setdefault("MAX_JOBS", "4")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -84,15 +84,15 @@ def test_fixed_order_agrees_in_bfloat16(cuda: torch.device, dim: int, group: int
         check(cuda, "fixed", Case(mix, heads, 16, torch.bfloat16, window, softcap), CLOSE)
 
 
-@pytest.mark.parametrize("kind", ["plain", "window", "cap"])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_flashinfer_agrees_in_bfloat16(cuda: torch.device, kind: str, dim: int) -> None:
-    """All groups and page sizes; windows and caps, each of which it compiles for itself, at one
-    head size."""
-    if kind != "plain" and dim != 128:
-        pytest.skip("compiled for heads of 128 only")
-    window = 33 if kind == "window" else None
-    softcap = 2.0 if kind == "cap" else None
+@pytest.mark.parametrize(
+    ("dim", "window", "softcap"),
+    [(64, None, None), (128, None, None), (128, 33, None), (256, 33, 2.0)],
+)
+def test_flashinfer_agrees_in_bfloat16(
+    cuda: torch.device, dim: int, window: int | None, softcap: float | None
+) -> None:
+    """All groups and page sizes. Each of these takes its compiler minutes; they are what Llama,
+    Qwen, Mistral and Gemma 2 need."""
     for group in range(1, 9):
         for nth, mix in enumerate(MIXES.values()):
             page_size = PAGES[(group + nth) % len(PAGES)]

@@ -3,6 +3,7 @@ with graphs and without; bfloat16, and keys in fp8, within stated distances of t
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +36,9 @@ def test_float32_gives_the_tokens_of_transformers(
     assert answers == smollm2_answered.answers
 
 
-@pytest.mark.parametrize("attention", ["triton", "flashinfer"])
-def test_graphs_change_no_token_in_bfloat16(smollm2_answered: Answered, attention: str) -> None:
-    if attention == "flashinfer":
-        pytest.importorskip("flashinfer")
+def test_graphs_change_no_token_in_bfloat16(smollm2_answered: Answered) -> None:
     prompts = smollm2_answered.prompts[:16]
-    options = replace(OPTIONS, dtype="bfloat16", attention=attention)
+    options = replace(OPTIONS, dtype="bfloat16", attention="triton")
     answers = [
         Driver(Runner.load(smollm2_answered.path, replace(options, graphs=graphs))).generate(
             prompts, 24
@@ -78,6 +76,27 @@ def divergence(wanted: Tensor, got: Tensor) -> float:
     return float((wanted.exp() * (wanted - got)).sum(-1).mean())
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_flashinfer_chooses_what_is_best_in_float32_or_close(
+    smollm2_answered: Answered, graphs: bool, record_property: Callable[[str, float], None]
+) -> None:
+    """Graphs of prompts are of our own kernels, so that tokens of the two may part at a near tie.
+    Each is, by float32, at most 0.15 nats less likely than the best."""
+    pytest.importorskip("flashinfer")
+    prompts = smollm2_answered.prompts[:16]
+    options = replace(OPTIONS, dtype="bfloat16", attention="flashinfer", graphs=graphs)
+    answers = Driver(Runner.load(smollm2_answered.path, options)).generate(prompts, 24)
+    exact = Runner.load(smollm2_answered.path, OPTIONS)
+    worst = 0.0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        exact.reset()
+        told = logprobs(exact, [*prompt, *answer], TEXT_LEN)[len(prompt) - 1 : -1]
+        chosen = told[torch.arange(len(answer)), torch.tensor(answer)]
+        worst = max(worst, float((told.max(-1).values - chosen).max()))
+    record_property("nats below the best", worst)
+    assert worst < 0.15
+
+
 @pytest.mark.parametrize("chunk", [1, 64, TEXT_LEN])
 def test_bfloat16_and_fp8_keys_are_close_to_float32(
     smollm2: Path, chunk: int, record_property: Callable[[str, float], None]
@@ -90,7 +109,10 @@ def test_bfloat16_and_fp8_keys_are_close_to_float32(
     exact.reset()
     wanted = logprobs(exact, tokens, TEXT_LEN)
     found = {}
-    for attention in ("triton", "fixed"):
+    backends = ["triton", "fixed"]
+    if importlib.util.find_spec("flashinfer") is not None:
+        backends.append("flashinfer")
+    for attention in backends:
         for kv_dtype in ("auto", "fp8_e4m3"):
             options = replace(
                 OPTIONS,
