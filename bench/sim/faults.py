@@ -50,6 +50,7 @@ class Injector:
         self.site: tuple[str, int, bool] | None = None  # kind, how many to let pass, before it
         self.loop_of: tuple[str, int] | None = None  # a node that dies each time it is up
         self.is_over = False
+        self.peace_s: float | None = None  # since when
         self.later: list[asyncio.TimerHandle] = []
         self.restarts: list[tuple[float, str, int]] = []  # asked for: when, of which life
         self.stills: list[tuple[float, float]] = []  # when everything stood still, and until when
@@ -74,6 +75,8 @@ class Injector:
 
     def end(self) -> None:
         """Peace: nothing new happens, and what was held is let go."""
+        if not self.is_over:
+            self.peace_s = self.house.loop.time()
         self.is_over = True
         for timer in self.later:
             timer.cancel()

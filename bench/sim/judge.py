@@ -17,6 +17,7 @@ from actors.worker.compiles import THREADS
 from bench.sim import laws
 from bench.sim.clients import Outcome
 from bench.sim.deploy import RECOVER_S
+from bench.sim.faults import AFTERMATH_S
 from messages.system import Cause
 from messages.types import Fault
 
@@ -158,6 +159,23 @@ class Judge:
             for at_s, until_s in self.world.injector.stills
         )
         return when - since_s - stood_s
+
+    def giving_up(self, at_s: float) -> None:
+        """In peace a house gives up only of what was done to it just before, or of poison: those
+        deaths are counted as any others. `at_s`: when the root gave up."""
+        injector, shape = self.world.injector, self.world.scenario.shape
+        if injector.peace_s is None or at_s <= injector.peace_s:
+            return
+        deaths = [death for death in self.world.deaths if death[2].cause is not Cause.STOPPED]
+        last_s = max((when for when, _, _ in deaths), default=0.0)
+        assert at_s - last_s <= PATIENCE_S, f"gave up in peace, {at_s - last_s:g} s after a death"
+        strange = [
+            (when, path, reason.detail)
+            for when, path, reason in deaths
+            if when > injector.peace_s + shape.hang_s + AFTERMATH_S
+            and POISON_WORD not in reason.detail
+        ]
+        assert not strange, f"gave up in peace, of {strange}"
 
     def poison(self) -> None:
         """A part may die of a guilty request a few times, until it is found; not for ever."""

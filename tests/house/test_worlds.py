@@ -7,18 +7,20 @@ Here are a few seeds, and those that have found a bug. `.ci/run` simulates 12 ho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from actors.gateway.actor import Gateway
 from bench.sim.draws import Age, draw
-from bench.sim.judge import NEWS_S, news_since
+from bench.sim.judge import NEWS_S, POISON_WORD, Judge, news_since
 from bench.sim.oracle import oracle_of
 from bench.sim.scenario import GRAMMARS, LONG_GRAMMARS, PEACE_S, Ask, Leap, Menu
 from bench.sim.shadow import ShadowWorker
@@ -27,7 +29,7 @@ from bench.sim.text import VOCAB_SIZE, make_tokenizer
 from bench.sim.widen import fits
 from bench.sim.world import Broken, Result, run_world
 from bench.simulate import main
-from messages.system import Reason
+from messages.system import Cause, Reason
 from messages.types import Grammar, Sampling, pack, unpack
 from messages.worker import Row, Step
 
@@ -63,6 +65,7 @@ FOUND_WIDE = {
 # And where the seed orders the callbacks too.
 FOUND_SHUFFLED = {
     40_045: 360.0,  # what a scheduler ended, as it took a gateway for dead, was a line's result
+    2_004_114: 450.0,  # the root gave up in peace, of kills just before and of poison: by right
 }
 
 
@@ -159,6 +162,31 @@ def test_news_is_old_where_a_gateway_could_not_hear_it() -> None:
     assert news_since(100.0, [(60.0, 80.0), (79.0, 99.0), (10.0, 20.0)]) == 60.0 - (NEWS_S - 1.0)
     assert news_since(100.0, [(60.0, 99.5), (50.0, 59.0), (10.0, 48.0)]) == 50.0 - (NEWS_S - 1.5)
     assert news_since(100.0, [(60.0, 200.0), (110.0, 120.0)]) == 60.0 - NEWS_S
+
+
+@pytest.mark.parametrize(
+    ("at_s", "deaths", "fault"),
+    [
+        (70.0, [(69.0, Cause.CRASHED, "a law")], None),  # it was no peace yet
+        (101.0, [(98.0, Cause.EXITED, "killed"), (100.9, Cause.CRASHED, POISON_WORD)], None),
+        (108.0, [(108.0, Cause.HUNG, "no heartbeat for 8 s")], None),  # had hung before
+        (200.0, [(199.5, Cause.CRASHED, POISON_WORD), (199.9, Cause.STOPPED, "")], None),
+        (200.0, [(90.0, Cause.EXITED, "killed"), (199.9, Cause.STOPPED, "")], "110 s after"),
+        (200.0, [(190.0, Cause.HUNG, "no beat"), (200.0, Cause.CRASHED, POISON_WORD)], "no beat"),
+    ],
+)
+def test_a_house_gives_up_in_peace_only_of_what_was_before_or_of_poison(
+    at_s: float, deaths: list[tuple[float, Cause, str]], fault: str | None
+) -> None:
+    world = SimpleNamespace(
+        injector=SimpleNamespace(peace_s=100.0),
+        scenario=SimpleNamespace(shape=draw(1, 60.0).shape._replace(hang_s=8.0)),
+        deaths=[(when, "replica/worker", Reason(cause, said)) for when, cause, said in deaths],
+    )
+    expected = contextlib.nullcontext() if fault is None else pytest.raises(AssertionError)
+    with expected as caught:
+        Judge(world).giving_up(at_s)
+    assert fault is None or fault in str(caught.value)
 
 
 def test_a_wall_clock_that_is_put_forward_and_back_changes_nothing(model: Path) -> None:
