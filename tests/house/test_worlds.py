@@ -61,6 +61,9 @@ FOUND_WIDE = {
     106_184: 360.0,  # the same, where they came one by one
     412_010: 360.0,  # a request of a batch's file waited for ever for threads that had ended
     417_000: 360.0,  # whose constraint waited for its turn was told that it is too complex
+    1_034_046: 450.0,  # a drain waited for who had died just before, whose next life took work
+    1_016_074: 450.0,  # a gateway's timers went on in a stopped process, and cut who could not read
+    1_015_005: 450.0,  # who wrote to a slow reader slept on when the connection was cut
 }
 # And where the seed orders the callbacks too.
 FOUND_SHUFFLED = {
