@@ -117,7 +117,7 @@ class Scheduler(Actor):
 
     def on_compiled(self, message: Compiled) -> None:
         now_s = self.context.now_s()
-        found = self.grammars.compiled(message)
+        found = self.grammars.compiled(message, now_s)
         self.context.count("histrio_grammars_total", outcome=message.outcome.value)
         for submit, problem in found:
             if problem is None:

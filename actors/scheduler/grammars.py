@@ -99,21 +99,24 @@ class Grammars:
 
     def expire(self, now_s: float) -> list[tuple[Submit, Problem]]:
         """Takes out those who have waited too long for their turn."""
-        late = [
-            submit
-            for wait in self._waits.values()
-            if not wait.is_asked
-            for submit, since_s in wait.submits.values()
-            if now_s - since_s >= self.timeout_s * (RESUMED_FACTOR if is_resumed(submit) else 1)
-        ]
+        waits = [wait for wait in self._waits.values() if not wait.is_asked]
+        late = [submit for wait in waits for submit in self._late(wait, now_s)]
         for submit in late:
             self.take(submit.request)
         return [(submit, busy()) for submit in late]
 
-    def compiled(self, message: Compiled) -> list[tuple[Submit, Problem | None]]:
+    def _late(self, wait: Wait, now_s: float) -> list[Submit]:
+        return [
+            submit
+            for submit, since_s in wait.submits.values()
+            if now_s - since_s >= self.timeout_s * (RESUMED_FACTOR if submit.attempt > 1 else 1)
+        ]
+
+    def compiled(self, message: Compiled, now_s: float) -> list[tuple[Submit, Problem | None]]:
         """The answer to one question: who has waited for it, and what is wrong with it."""
         grammar = self._asked.pop(message.number)
         wait = self._waits.pop(grammar)
+        leaving = [submit for submit, _ in wait.submits.values()]
         problem = None
         match message.outcome:
             case Outcome.READY:
@@ -125,9 +128,7 @@ class Grammars:
                 problem = too_slow(grammar, self.timeout_s)
             case Outcome.NO_TURN:
                 problem = busy()
-        leaving = [submit for submit, _ in wait.submits.values()]
-        if message.outcome is Outcome.NO_TURN:
-            leaving = [submit for submit in leaving if not is_resumed(submit)]
+                leaving = self._late(wait, now_s)
         for submit in leaving:
             del wait.submits[submit.request], self._by_request[submit.request]
         if wait.submits:  # it has another turn, behind the others
@@ -155,10 +156,6 @@ class Grammars:
                 wait.is_asked = True
                 self._asked[wait.number] = grammar
                 self.asks.append(Compile(wait.number, grammar))
-
-
-def is_resumed(submit: Submit) -> bool:
-    return submit.attempt > 1
 
 
 def remember(known: OrderedDict, key: Grammar, value: object, count_max: int) -> None:  # type: ignore[type-arg]

@@ -111,19 +111,23 @@ def test_the_time_of_others_and_of_a_silent_worker_is_nobodys_fault() -> None:
     world.actor.check()
 
 
-def test_who_was_let_in_before_asks_again_where_there_was_no_turn() -> None:
-    world = World()
-    for index in range(INFLIGHT_MAX + 1):
-        world.tell(constrained(f"r{index}", f"{index}", attempt=1 + (index == 0)))
+def test_who_has_not_waited_long_asks_again_where_there_was_no_turn() -> None:
+    world = World(grammar_timeout_s=5.0)
+    world.tell(constrained("old", "0"))
+    world.tell(constrained("resumed", "0", attempt=2))
+    for index in range(1, INFLIGHT_MAX + 1):
+        world.tell(constrained(f"r{index}", f"{index}"))
+    world.cell.advance(4.9)
     world.tell(constrained("new", "0"))
+    world.cell.advance(0.1)
     world.tell(Compiled(1, Outcome.NO_TURN))
-    (end,) = world.ends()
-    assert end.request == "new" and end.problem and end.problem.fault is Fault.OVERLOADED
+    assert [end.request for end in world.ends()] == ["r4", "old"]
+    assert all(end.problem and end.problem.fault is Fault.OVERLOADED for end in world.ends())
     assert [ask.grammar.text for ask in world.sent(Compile)] == ["0", "1", "2", "3", "4"]
     world.tell(Compiled(2))
     assert world.sent(Compile)[-1] == Compile(1, grammar("0"))
     world.tell(Compiled(1))
-    assert list(world.actor.schedule.live) == ["r1", "r0"]
+    assert list(world.actor.schedule.live) == ["r1", "resumed", "new"]
 
 
 def test_a_cancel_or_a_newer_attempt_ends_the_wait() -> None:
@@ -180,6 +184,13 @@ class Waiting(RuleBasedStateMachine):
             self.asked[ask.number] = ask.grammar.text
         self.grammars.asks.clear()
 
+    def late(self) -> set[str]:
+        return {
+            name
+            for name, (_, since_s, attempt) in self.waiting.items()
+            if self.now_s - since_s >= (5.0 if attempt == 1 else 5.0 * RESUMED_FACTOR)
+        }
+
     @rule(text=st.sampled_from("abcdefghij"), attempt=st.integers(1, 3))
     def submit(self, text: str, attempt: int) -> None:
         verdict = self.grammars.judge(grammar(text))
@@ -201,13 +212,15 @@ class Waiting(RuleBasedStateMachine):
         text = self.asked.pop(number)
         found = {
             submit.request: problem
-            for submit, problem in self.grammars.compiled(Compiled(number, outcome, "no"))
+            for submit, problem in self.grammars.compiled(
+                Compiled(number, outcome, "no"), self.now_s
+            )
         }
-        stays = outcome is Outcome.NO_TURN
+        late = self.late()
         gone = {
             name
-            for name, (waited, _, attempt) in self.waiting.items()
-            if waited == text and not (stays and attempt > 1)
+            for name, (waited, _, _) in self.waiting.items()
+            if waited == text and (outcome is not Outcome.NO_TURN or name in late)
         }
         assert set(found) == gone
         wanted = {
@@ -234,12 +247,8 @@ class Waiting(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 20.0))
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds
-        late = {
-            name
-            for name, (text, since_s, attempt) in self.waiting.items()
-            if text not in self.asked.values()
-            and self.now_s - since_s >= (5.0 if attempt == 1 else 5.0 * RESUMED_FACTOR)
-        }
+        asked = self.asked.values()
+        late = {name for name in self.late() if self.waiting[name][0] not in asked}
         found = self.grammars.expire(self.now_s)
         assert {submit.request for submit, _ in found} == late
         assert all(problem.fault is Fault.OVERLOADED for _, problem in found)
