@@ -80,9 +80,7 @@ class Exchange:
 
     def abort(self) -> None:
         """Ends the connection at once, whatever is still in its buffers."""
-        abort = self.scope.get("state", {}).get("abort")
-        if abort is not None:
-            abort()
+        abort(self.scope)
 
     async def send(self, message: Message) -> None:
         """What the routes send by: adds the request id, and remembers the status."""
@@ -198,6 +196,13 @@ class Exchange:
                         return
         except TimeoutError:
             return
+
+
+def abort(scope: Scope) -> None:
+    """Ends the request's connection, where the server knows how."""
+    found = scope.get("state", {}).get("abort")
+    if found is not None:
+        found()
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -32,6 +32,7 @@ from actors.gateway.exchange import (
     Exchange,
     Gone,
     HttpRefused,
+    abort,
     json_response,
 )
 from actors.gateway.openapi import document
@@ -85,6 +86,15 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        try:
+            await self.serve(scope, receive, send)
+        except MemoryError as error:
+            # No fault of this request, and nothing to answer with: its client comes back, as those
+            # of all others, which end with this process.
+            self.gateway.context.crash(error)
+            abort(scope)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_s = self.gateway.context.now_s()
         stall_s = self.gateway.config.stream_stall_s
         exchange = Exchange(scope, receive, send, self.gateway.new_id(), stall_s)
@@ -112,6 +122,8 @@ class App:
             refusal = answer_http(error.status_code, message)
             headers = ((b"allow", allowed.encode()),) if allowed else ()
             await exchange.respond(refusal.status, refusal.body, headers)
+        except MemoryError:
+            raise
         except Exception:
             self.gateway.context.log.exception("request failed", **ids(exchange))
             problem = Problem(fault=Fault.INTERNAL, message="The server failed on this request.")

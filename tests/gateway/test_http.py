@@ -451,6 +451,24 @@ async def test_a_bug_is_a_500_without_its_details(monkeypatch: pytest.MonkeyPatc
     assert b"secret" not in got.body and b"KeyError" not in got.body
 
 
+async def test_want_of_memory_is_the_gateways_end_and_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process ends with it, so that clients come back: to another, or to its next life."""
+    street = Street()
+    crashed: list[BaseException] = []
+    monkeypatch.setattr(street.gateway.context, "crash", crashed.append)
+
+    def broken(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(street.gateway, "open", broken)
+    client = street.chat("hi")
+    got = await street.ask(client)
+    assert client.aborted and not got.status and not got.body
+    assert [type(error) for error in crashed] == [MemoryError]
+
+
 class Broken:
     """Of a stream: everything but its last words fails."""
 

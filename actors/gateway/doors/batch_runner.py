@@ -95,6 +95,8 @@ class BatchRunner:
                 continue
             try:
                 await self.run_batch(batch)
+            except MemoryError:
+                raise
             except Exception:  # the gateway has clients: a batch that cannot be run waits
                 self.gateway.context.log.exception("batch failed", batch=batch.id)
                 await asyncio.sleep(RETRY_S[1])
@@ -174,6 +176,8 @@ class BatchRunner:
                     continue
                 refusal = answer(refused.problem)
                 done = Done(refusal.status, refusal.body)
+            except MemoryError:
+                raise
             except Exception:  # one line fails, not its batch
                 self.gateway.context.log.exception("batch request failed", request=call_id)
                 message = "The server failed on this request."

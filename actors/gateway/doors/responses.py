@@ -236,6 +236,8 @@ class Responses:
                 writer.cancel()
             else:
                 self.tapes.record(response_id, asked.tape, writer.fail(refused.problem))
+        except MemoryError:
+            raise
         except Exception:  # one answer fails, not the gateway with all that it has open
             self.gateway.context.log.exception("response failed", request=stream.call_id)
             message = "The server failed on this request."
