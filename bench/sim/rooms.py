@@ -42,7 +42,7 @@ from messages.config import (
     Section,
     WorkerConfig,
 )
-from messages.types import unpack
+from messages.types import Grammar, unpack
 
 FACTORY = "bench.sim.rooms:ShadowRoom"
 GATEWAY_FACTORY = "bench.sim.rooms:SimGateway"
@@ -131,7 +131,8 @@ class ShadowRoom(Actor):
             constrainer=self.oracle.constrainer(),
         )
         self.watch = Watch(worker.hang_s)
-        self.compiled_count = 0
+        self.compiled: set[Grammar] = set()  # as the real one keeps them
+        self.compile_count = 0
         self.compiles = Compiles(compiles.THREADS)
         self.compile_look_s = scheduler.grammar_timeout_s / compiles.LOOKS
         self.jumped_count = 0
@@ -189,11 +190,13 @@ class ShadowRoom(Actor):
             except BadGrammar as error:
                 problem = str(error)
             made = Made(job, problem)
-            self.compiled_count += 1
-            timer = f"grammar {self.compiled_count}"
-            self.context.start_timer(timer, made, after_s=self.device.compile_s)
+            after_s = 0.0 if grammar in self.compiled else self.device.compile_s
+            self.compile_count += 1
+            timer = f"grammar {self.compile_count}"
+            self.context.start_timer(timer, made, after_s=after_s)
 
     def on_made(self, message: Made) -> None:
+        self.compiled.add(message.job.grammar)
         self.answer(self.compiles.over(message.job, message.problem))
         self.compile()
         self.compiles.check()
