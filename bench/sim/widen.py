@@ -10,6 +10,7 @@ is stuck, and not only late.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -147,10 +148,9 @@ def bearable(scenario: Scenario, copies: set[str], rng: random.Random) -> Scenar
     nothing before. The crowd's `copies` go first; who is guilty stays, and so do batches."""
     shape, asks = scenario.shape, scenario.asks
     lines = [line for ask in asks for line in ask.lines or (ask,)]
-    room_len = sum(len(line.prompt) + line.max_tokens for line in lines) / max(1, len(lines))
-    rows = max(1.0, min(shape.running_max, shape.kv_tokens / max(1.0, room_len)))
-    a_step_s = pace_of(shape)
-    work_s = {ask.name: a_step_s * steps_of(ask, rows, shape.prefill_budget) for ask in asks}
+    rows = rows_of(lines, shape)
+    chunk_len, a_step_s = chunk_of(rows, shape), pace_of(shape)
+    work_s = {ask.name: a_step_s * steps_of(ask, rows, chunk_len) for ask in asks}
     going = [ask for ask in asks if ask.prompt[0] != scenario.poison and not ask.lines]
     rng.shuffle(going)
     going.sort(key=lambda ask: ask.name in copies)
@@ -159,20 +159,37 @@ def bearable(scenario: Scenario, copies: set[str], rng: random.Random) -> Scenar
     return scenario._replace(asks=tuple(ask for ask in asks if ask.name in work_s))
 
 
+def rows_of(lines: list[Ask], shape: Shape) -> float:
+    """How many of them run at once, each in whole pages of its own."""
+    pages = [math.ceil((len(line.prompt) + line.max_tokens) / shape.page_size) for line in lines]
+    page_count = shape.kv_tokens // shape.page_size
+    return max(1.0, min(shape.running_max, page_count * len(lines) / max(1, sum(pages))))
+
+
+def chunk_of(rows: float, shape: Shape) -> float:
+    """How much of a prompt a step computes beside others' decoding: whole pages, or a page in some
+    steps."""
+    left_len = max(1.0, shape.prefill_budget - rows + 1)
+    if left_len >= shape.page_size:
+        return left_len // shape.page_size * shape.page_size
+    return shape.page_size / math.ceil(shape.page_size / left_len)
+
+
 def pace_of(shape: Shape) -> float:
     """Seconds from one step to the next. As many are under way as there are credits, and each of
     them has gone to the worker and come back."""
     return max(shape.step_s, (shape.step_s + 2 * shape.delay_s) / shape.credits)
 
 
-def steps_of(ask: Ask, rows: float, prefill_budget: int) -> float:
-    """How many steps it takes, of which each computes `rows` requests, when nothing is cached."""
+def steps_of(ask: Ask, rows: float, chunk_len: float) -> float:
+    """How many steps it takes, of which each computes `rows` requests and `chunk_len` of a
+    prompt, when nothing is cached."""
     if ask.lines:
-        return sum(steps_of(line, rows, prefill_budget) for line in ask.lines)
+        return sum(steps_of(line, rows, chunk_len) for line in ask.lines)
     token_count = ask.max_tokens
     if ask.reader.endswith(("leaves", "hasty")):
         token_count = min(token_count, ask.after + 1)
-    return ask.choice_count * (token_count / rows + len(ask.prompt) / prefill_budget)
+    return ask.choice_count * (token_count / rows + len(ask.prompt) / chunk_len)
 
 
 def changed(scenario: Scenario, change: Change, rng: random.Random) -> Scenario:
