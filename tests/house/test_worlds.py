@@ -65,6 +65,8 @@ FOUND_WIDE = {
     1_034_046: 450.0,  # a drain waited for who had died just before, whose next life took work
     1_016_074: 450.0,  # a gateway's timers went on in a stopped process, and cut who could not read
     1_015_005: 450.0,  # who wrote to a slow reader slept on when the connection was cut
+    1_008_073: 450.0,  # whose constraint the wire had lost was told that it is too complex
+    3_010_163: 450.0,  # who had just come was told that its constraint had waited too long
 }
 # And where the seed orders the callbacks too.
 FOUND_SHUFFLED = {
