@@ -123,6 +123,12 @@ MUTANTS = (
         "        pass",
     ),
     Mutant(
+        "scheduler: who has just come is told that its grammar had no turn",
+        "actors/scheduler/grammars.py",
+        "                leaving = self._late(wait, now_s)\n",
+        "",
+    ),
+    Mutant(
         "scheduler: a stop string is not heard of",
         "actors/scheduler/actor.py",
         "        self.schedule.stop_met(message)\n",

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from bench.sim.draws import draw
 from bench.sim.sights import COUNTED, SOMETIMES
-from bench.sim.text import make_tokenizer
+from bench.sim.text import make_model
 from bench.sim.world import Broken, Result, run_world
 
 ABOUT = """\
@@ -37,6 +37,7 @@ thing that must be seen sometimes, and names what never was; with `--complete` t
 well, since such a run does not test it. `--json` adds the summary as one line.
 """
 EVENTS_SHOWN = 40
+PYTHON = "{}.{}".format(*sys.version_info)  # whose callbacks are shuffled, by number
 WHAT_CHARS_MAX = 3000
 
 
@@ -80,7 +81,7 @@ def main(words: list[str]) -> int:
     results: list[Result] = []
     failures: list[Failure] = []
     with tempfile.TemporaryDirectory(prefix="simulated-") as folder:
-        model = str(make_tokenizer(Path(folder)))
+        model = str(make_model(Path(folder)))
         for found in run_all(seeds, seconds, arguments.shuffle, jobs, model):
             if isinstance(found, Result):
                 results.append(found)
@@ -145,7 +146,7 @@ def positive(text: str) -> int:
 
 def show_failure(failure: Failure, arguments: argparse.Namespace) -> None:
     hours = arguments.hours / arguments.seeds
-    shuffle = " --shuffle" if arguments.shuffle else ""
+    shuffle = f" --shuffle   # with Python {PYTHON}" if arguments.shuffle else ""
     print(f"\nseed {failure.seed} FAILED: {failure.what[:WHAT_CHARS_MAX]}")
     print("last events:")
     for event in failure.events[-EVENTS_SHOWN:]:

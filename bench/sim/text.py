@@ -13,6 +13,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 VOCAB_SIZE = 512
+PATH_CHARS = 240  # of the folder of a world's model
 END = 2  # the token that ends an answer
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
@@ -22,6 +23,15 @@ TEMPLATE = (
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def make_model(folder: Path) -> Path:
+    """The files of a world's model, in a folder within `folder`. Its path is as long wherever that
+    is: it is part of messages, whose lengths are part of a world's hash."""
+    room = PATH_CHARS - len(str(folder.resolve())) - 1
+    if room < 1:
+        raise ValueError(f"{folder} is too long: at most {PATH_CHARS - 2} characters")
+    return make_tokenizer(folder.resolve() / "model".ljust(room, "_")[:room])
 
 
 def make_tokenizer(path: Path) -> Path:

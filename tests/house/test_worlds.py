@@ -26,7 +26,7 @@ from bench.sim.oracle import oracle_of
 from bench.sim.scenario import GRAMMARS, LONG_GRAMMARS, PEACE_S, Ask, Leap, Menu
 from bench.sim.shadow import ShadowWorker
 from bench.sim.sights import COUNTED, FAULTS, SOMETIMES
-from bench.sim.text import VOCAB_SIZE, make_tokenizer
+from bench.sim.text import VOCAB_SIZE, make_model
 from bench.sim.widen import fits
 from bench.sim.world import Broken, Result, run_world
 from bench.simulate import main
@@ -77,7 +77,7 @@ FOUND_SHUFFLED = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tokenizer(tmp_path_factory.mktemp("worlds"))
+    return make_model(tmp_path_factory.mktemp("worlds"))
 
 
 def hours(seconds: float) -> str:
