@@ -45,6 +45,9 @@ met have gone on: one stream may meet several, and each of them counts it. Ways:
 loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to be had), `assert`
 (one that fails on the GPU: the worker's process can't use that any more).
 
+The server computes on the CPU, in float32, where tokens don't depend on who else is in the batch.
+A GPU is asked for behind --, and then with `--device cuda --deterministic`.
+
 Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router),
 gateway. The root does nothing but supervise, as where a server is deployed. Where `gateway` is
 broken, clients of its connections come back with the last event that they have; without that role
