@@ -25,7 +25,8 @@ import msgspec
 
 from actors.runtime import Actor, Context, MailboxSpec
 from actors.worker import compiles, translate
-from actors.worker.compiles import Answer, Compiles, Job
+from actors.worker.beside import CompilesBeside, LookAtGrammars
+from actors.worker.compiles import Job
 from actors.worker.effort import Effort
 from actors.worker.grammar import Grammars
 from actors.worker.watch import Watch
@@ -81,12 +82,7 @@ class GrammarDone:
     problem: str | Exception
 
 
-@dataclass(frozen=True, slots=True)
-class LookAtGrammars:
-    """Look whether one takes too long."""
-
-
-class Worker(Actor):
+class Worker(CompilesBeside, Actor):
     """Executes steps on one rank."""
 
     accepts = worker.In
@@ -104,6 +100,7 @@ class Worker(Actor):
         worker: WorkerConfig,
         paths: Paths,
     ) -> None:
+        super().__init__(scheduler.grammar_timeout_s)
         self.model = model
         self.options = options_of(model, cache, scheduler, worker)
         self.runner: Runner
@@ -114,8 +111,6 @@ class Worker(Actor):
         self.effort = Effort()
         self.step_count = 0  # that have come and are not answered
         self.epoch_come: int | None = None  # of the last step that came
-        self.compiles = Compiles(compiles.THREADS)
-        self.compile_look_s = scheduler.grammar_timeout_s / compiles.LOOKS
 
     @staticmethod
     def prepare(
@@ -248,37 +243,15 @@ class Worker(Actor):
             lane="device",
         )
 
-    def on_compile(self, message: worker.Compile) -> None:
-        asker = self.context.sender
-        assert asker is not None, "a question without a sender cannot be answered"
-        if not self.compiles:
-            self.context.start_timer("grammars", LookAtGrammars(), every_s=self.compile_look_s)
-        self.compiles.ask(message, asker)
-        self.compile()
-
-    def compile(self) -> None:
-        """Begins what there are threads for."""
-        for job in self.compiles.begin():
-            self.context.offload(
-                partial(self.grammars.compile, job.grammar),
-                partial(GrammarDone, job),
-                lane="grammar",
-            )
+    def compile(self, job: Job) -> None:
+        self.context.offload(
+            partial(self.grammars.compile, job.grammar), partial(GrammarDone, job), lane="grammar"
+        )
 
     def on_grammar_done(self, message: GrammarDone) -> None:
         if isinstance(message.problem, Exception):
             raise message.problem
-        self.answer(self.compiles.over(message.job, message.problem))
-        self.compile()
-        if not self.compiles:
-            self.context.cancel_timer("grammars")
-
-    def on_look_at_grammars(self, message: LookAtGrammars) -> None:
-        self.answer(self.compiles.look())
-
-    def answer(self, answers: list[Answer]) -> None:
-        for asker, compiled in answers:
-            self.context.ref(asker).tell(compiled)
+        self.compiled(message.job, message.problem)
 
     def launch(
         self, step: worker.Step, asker: Address

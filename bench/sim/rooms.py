@@ -19,8 +19,8 @@ from actors.runtime import spec
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.scheduler.actor import Scheduler
 from actors.scheduler.request import State
-from actors.worker import compiles
-from actors.worker.compiles import Answer, Compiles, Job
+from actors.worker.beside import CompilesBeside, LookAtGrammars
+from actors.worker.compiles import Job
 from actors.worker.watch import Watch
 from bench.sim.bodies import grammar_of
 from bench.sim.oracle import oracle_of
@@ -94,16 +94,12 @@ class Made(NamedTuple):
     problem: str
 
 
-class LookAtGrammars(NamedTuple):
-    """Look whether one takes too long."""
-
-
 def namespace_of(request: str) -> str:
     """Requests carry theirs in their id, so that the worker can tell whose prefix it is given."""
     return request.partition("~")[2].partition(".")[0]
 
 
-class ShadowRoom(Actor):
+class ShadowRoom(CompilesBeside, Actor):
     """Executes steps one after the other."""
 
     accepts = worker.In
@@ -119,6 +115,7 @@ class ShadowRoom(Actor):
         device: Device,
         paths: Paths,
     ) -> None:
+        super().__init__(scheduler.grammar_timeout_s)
         self.device = device
         self.oracle = oracle_of(model.path)
         self.shadow = ShadowWorker(
@@ -131,10 +128,8 @@ class ShadowRoom(Actor):
             constrainer=self.oracle.constrainer(),
         )
         self.watch = Watch(worker.hang_s)
-        self.compiled: set[Grammar] = set()  # as the real one keeps them
+        self.kept: set[Grammar] = set()  # compiled, as the real one keeps them
         self.compile_count = 0
-        self.compiles = Compiles(compiles.THREADS)
-        self.compile_look_s = scheduler.grammar_timeout_s / compiles.LOOKS
         self.jumped_count = 0
         self.is_stuck = False
         self.known: set[str] = set()  # requests that have had a slot in this epoch
@@ -172,43 +167,24 @@ class ShadowRoom(Actor):
             self.context.start_timer("look", Look(), every_s=self.watch.look_s)
             self.begin()
 
-    def on_compile(self, message: worker.Compile) -> None:
-        assert self.context.sender is not None
-        if not self.compiles:
-            self.context.start_timer("grammars", LookAtGrammars(), every_s=self.compile_look_s)
-        self.compiles.ask(message, self.context.sender)
-        self.compile()
-
-    def compile(self) -> None:
-        for job in self.compiles.begin():
-            grammar = job.grammar
-            constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
-            problem = ""
-            try:
-                assert self.shadow.constrainer is not None
-                self.shadow.constrainer.prepare(constraint)
-            except BadGrammar as error:
-                problem = str(error)
-            made = Made(job, problem)
-            after_s = 0.0 if grammar in self.compiled else self.device.compile_s
-            self.compile_count += 1
-            timer = f"grammar {self.compile_count}"
-            self.context.start_timer(timer, made, after_s=after_s)
+    def compile(self, job: Job) -> None:
+        grammar = job.grammar
+        constraint = Constraint(grammar.kind, grammar.text, grammar.begin, grammar.end)
+        problem = ""
+        try:
+            assert self.shadow.constrainer is not None
+            self.shadow.constrainer.prepare(constraint)
+        except BadGrammar as error:
+            problem = str(error)
+        after_s = 0.0 if grammar in self.kept else self.device.compile_s
+        self.compile_count += 1
+        timer = f"grammar {self.compile_count}"
+        self.context.start_timer(timer, Made(job, problem), after_s=after_s)
 
     def on_made(self, message: Made) -> None:
-        self.compiled.add(message.job.grammar)
-        self.answer(self.compiles.over(message.job, message.problem))
-        self.compile()
+        self.kept.add(message.job.grammar)
+        self.compiled(message.job, message.problem)
         self.compiles.check()
-        if not self.compiles:
-            self.context.cancel_timer("grammars")
-
-    def on_look_at_grammars(self, message: LookAtGrammars) -> None:
-        self.answer(self.compiles.look())
-
-    def answer(self, answers: list[Answer]) -> None:
-        for asker, compiled in answers:
-            self.context.ref(asker).tell(compiled)
 
     def progress(self) -> int:
         """Stands still only where a forward is stuck, as the processor time of the real one."""
