@@ -172,7 +172,12 @@ class Constrainer:
             end = b""  # no single token begins its reasoning: it is constrained from the start
         guide = Guide(self.prepare(constraint).new(), begin_id, end)
         self.guides[slot] = guide
+        # As it went before, a mask before each token: an engine may count what it has computed from
+        # one mask to the next, and takes a row of tokens without any for a text that breaks it.
+        scratch = np.empty((1, -(-self.table.vocab_size // 32)), np.int32)
         for token in generated:
+            if guide.is_bound and not guide.matcher.is_broken:
+                self.engine.fill([(guide.matcher, 0)], scratch)
             self._move(guide, token)
 
     def close(self, slot: int) -> None:

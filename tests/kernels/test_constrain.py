@@ -465,6 +465,37 @@ def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
     assert not fickle.broken
 
 
+class Counting:
+    """An engine that breaks a matcher which takes two tokens without a mask between them."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.masks = 0
+
+    def compile(self, kind: str, text: str) -> Any:
+        return self
+
+    def new(self) -> Any:
+        return self
+
+    def fill(self, matchers: Any, mask: Any) -> None:
+        self.masks += 1
+
+    def take(self, token: int) -> bool:
+        self.is_broken |= not self.masks
+        self.masks = 0
+        return not self.is_broken
+
+
+def test_what_was_generated_is_replayed_as_it_went() -> None:
+    """llguidance has broken a regex that a resumed request had followed, where 40 tokens came
+    without the masks that it works through from one to the next."""
+    engine = Counting()
+    constrainer = Constrainer(engine, table())
+    constrainer.open(0, Constraint("regex", "a*"), [5, 6, 7, 8])
+    assert not engine.is_broken
+
+
 def test_the_seam_lists_its_engines() -> None:
     assert GRAMMARS.names() == ["auto", "llguidance", "xgrammar"]
     with pytest.raises(BadConfig, match="unknown grammar 'nope'"):
