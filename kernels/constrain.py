@@ -5,9 +5,10 @@ ones, one matcher for each slot, and the masks of a step. It does not know pages
 token is drawn. `prepare` may be called by any thread; all else belongs to the one that runs steps.
 
 Laws: a slot's matcher is its own, whatever its neighbours share; a row whose grammar has ended is
-free, since its end is under way; a matcher that breaks fails its row alone; opening a slot with
-tokens that were generated before leads to the state they had led to; a forced token is the only one
-that the mask in its place would have allowed.
+free, since its end is under way; a matcher that breaks fails its row alone: where it takes with it
+what others of its grammar share, they go on with a new one; opening a slot with tokens that were
+generated before leads to the state they had led to; a forced token is the only one that the mask in
+its place would have allowed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from kernels.registry import Registry
 
 Words = NDArray[np.int32]
 COMPILED_MAX = 256
+RENEWALS_MAX = 2  # of one row within RENEWAL_LEN tokens; the last one shares nothing
+RENEWAL_LEN = 256
 
 
 class BadGrammar(ValueError):
@@ -66,6 +69,11 @@ class Root(Protocol):
 
     def new(self) -> Matcher: ...
 
+    @property
+    def is_worn(self) -> bool:
+        """What its matchers share is spent: all of them break as they are used, and so do new
+        ones."""
+
 
 class Engine(Protocol):
     """A way to constrain. Relies on nothing of the batch; keeps matchers apart."""
@@ -75,6 +83,9 @@ class Engine(Protocol):
 
     def fill(self, matchers: list[tuple[Matcher, int]], mask: Words) -> None:
         """Sets mask[index] for each matcher: bit t of the row for token t. Rows [D, words]."""
+
+    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
+        """Moves a new matcher on by tokens that masks have allowed before."""
 
 
 GRAMMARS: Registry[Callable[[TokenTable], Engine]] = Registry("grammar", "kernels.grammar")
@@ -94,10 +105,20 @@ def check_engine(name: str) -> None:
 class Guide:
     """One slot's way through its reasoning, which is free, and its grammar."""
 
-    __slots__ = ("_tail", "begin_id", "end", "is_over", "matcher", "stage")
+    __slots__ = (
+        *("_tail", "begin_id", "constraint", "end", "is_over"),
+        *("matcher", "renewals", "renewed_len", "root", "stage", "taken"),
+    )
 
-    def __init__(self, matcher: Matcher, begin_id: int | None, end: bytes) -> None:
-        self.matcher = matcher
+    def __init__(
+        self, constraint: Constraint, root: Root, begin_id: int | None, end: bytes
+    ) -> None:
+        self.constraint = constraint
+        self.root = root
+        self.matcher = root.new()
+        self.taken: list[int] = []  # by the matcher
+        self.renewals = 0  # of late
+        self.renewed_len = 0  # tokens taken by then
         self.begin_id = begin_id  # the token that begins the reasoning, while it may come
         self.end = end
         self.is_over = False
@@ -115,24 +136,26 @@ class Guide:
             return None
         return self.matcher.forced()
 
-    def take(self, token: int, piece: bytes, is_eos: bool) -> None:
+    def follow(self, token: int, piece: bytes, is_eos: bool) -> bool:
+        """Whether the matcher has to take it."""
         if self.is_over:
-            return
+            return False
         if self.begin_id is not None:
             if token == self.begin_id:
                 self.stage = "free"
             self.begin_id = None
             if self.stage == "free":
-                return
+                return False
         if self.stage == "free":
             self.is_over = is_eos
             self._tail += piece
             if self.end in self._tail:
                 self.stage = "bound"
             self._tail = self._tail[-len(self.end) :]
-            return
-        self.matcher.take(token)
+            return False
+        self.taken.append(token)
         self.is_over = is_eos
+        return True
 
 
 class Constrainer:
@@ -170,15 +193,11 @@ class Constrainer:
         begin_id = self._by_piece.get(constraint.begin.encode()) if constraint.begin else None
         if constraint.begin and begin_id is None:
             end = b""  # no single token begins its reasoning: it is constrained from the start
-        guide = Guide(self.prepare(constraint).new(), begin_id, end)
+        guide = Guide(constraint, self.prepare(constraint), begin_id, end)
         self.guides[slot] = guide
-        # As it went before, a mask before each token: an engine may count what it has computed from
-        # one mask to the next, and takes a row of tokens without any for a text that breaks it.
-        scratch = np.empty((1, -(-self.table.vocab_size // 32)), np.int32)
         for token in generated:
-            if guide.is_bound and not guide.matcher.is_broken:
-                self.engine.fill([(guide.matcher, 0)], scratch)
-            self._move(guide, token)
+            self._follow(guide, token)
+        self.engine.replay(guide.matcher, guide.taken)
 
     def close(self, slot: int) -> None:
         self.guides.pop(slot, None)
@@ -207,9 +226,9 @@ class Constrainer:
                 continue
             for _ in range(room):
                 token = guide.forced()
-                if token is None:
-                    break
-                self._move(guide, token)
+                if token is None or not guide.matcher.take(token):
+                    break  # a matcher that breaks by it did not know what it forced
+                self._follow(guide, token)
                 jumped.append((slot, token))
         moves = np.array(jumped, np.int32).reshape(-1, 2)
         return moves[:, 0].copy(), moves[:, 1].copy()
@@ -227,21 +246,61 @@ class Constrainer:
         words = np.zeros((len(bound), -(-self.table.vocab_size // 32)), np.int32)
         pairs = [(guide.matcher, i) for i, (_, guide) in enumerate(bound)]
         self.engine.fill([pair for pair in pairs if not pair[0].is_broken], words)
+        # A mask that was made as its root was spent can be wrong without a word.
+        worn = {root for root in {guide.root for _, guide in bound} if root.is_worn}
         rows = np.array([row for row, _ in bound], np.int64)
         whole = np.ones(len(bound), np.bool_)
         for index, (row, guide) in enumerate(bound):
-            if guide.matcher.is_broken:  # before, or by what this mask has cost
+            if guide.root in worn:
+                whole[index] = self._renew(guide, words[index : index + 1])
+            elif guide.matcher.is_broken:  # before, or by what this mask has cost
                 whole[index] = False
+            if not whole[index]:
                 self.broken.add(int(slots[row]))
             elif guide.begin_id is not None:
                 word, bit = divmod(guide.begin_id, 32)
                 words[index].view(np.uint32)[word] |= np.uint32(1 << bit)
         return Masks(rows[whole], words[whole], rows[~whole])
 
+    def _renew(self, guide: Guide, words: Words) -> bool:
+        """Gives the guide of a spent root a new one, at the same place, and its mask: words
+        [1, words]. First one that it shares with the others who are in its case; then one for
+        itself, so that none of them spends it. If that is spent as well, or if it breaks, its own
+        text is at fault: False."""
+        if len(guide.taken) >= guide.renewed_len + RENEWAL_LEN:
+            guide.renewals = 0
+        guide.renewed_len = len(guide.taken)
+        while guide.renewals < RENEWALS_MAX and guide.root.is_worn:
+            guide.renewals += 1
+            try:
+                guide.root = self._compile_again(guide)
+            except BadGrammar:
+                return False
+            guide.matcher = guide.root.new()
+            self.engine.replay(guide.matcher, guide.taken)
+            if not guide.matcher.is_broken:
+                self.engine.fill([(guide.matcher, 0)], words)
+        return not guide.matcher.is_broken and not guide.root.is_worn
+
+    def _compile_again(self, guide: Guide) -> Root:
+        """Raises BadGrammar."""
+        key = (guide.constraint.kind, guide.constraint.text)
+        if guide.renewals == RENEWALS_MAX:
+            return self.engine.compile(*key)
+        with self._lock:
+            root = self._roots.get(key)
+            if root is not None and root.is_worn:
+                del self._roots[key]
+        return self.prepare(guide.constraint)
+
     def _move(self, guide: Guide, token: int) -> None:
+        if self._follow(guide, token):
+            guide.matcher.take(token)
+
+    def _follow(self, guide: Guide, token: int) -> bool:
         pieces = self.table.pieces
         piece = pieces[token] if token < len(pieces) else b""
-        guide.take(token, piece, token in self._eos)
+        return guide.follow(token, piece, token in self._eos)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

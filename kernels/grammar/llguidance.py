@@ -10,6 +10,7 @@ comes to an end. `ebnf` takes the GBNF form (`root ::= …`) and the library's o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -24,8 +25,14 @@ WHITESPACE_MAX = 8
 MESSAGE_CHARS_MAX = 300
 PROBES = 2  # masks tried when a grammar is compiled
 # What one mask may cost. Beyond it the constraint is refused: about 500 optional properties of one
-# object, and a few hundredths of a second.
-LIMITS = {"verbose_errors": False, "max_items_in_row": 2000, "step_max_items": 50_000}
+# object, and a few hundredths of a second. And how many states the automaton of a grammar may have,
+# which all its matchers make together: some 0.5 KB each. With more of them all its matchers break.
+LIMITS = {
+    "verbose_errors": False,
+    "max_items_in_row": 2000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+}
 MARK = "\x02"  # a character that joins no other
 BLANKS = r"[\x20\x0A\x0D\x09]"
 JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
@@ -106,23 +113,26 @@ class Llguidance:
             grammar = source_of(kind, text)
         matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
         self.check(matcher)
-        self.probe(matcher.deep_copy())
-        return Root(matcher)
+        return Root(matcher, self.probe(matcher.deep_copy()))
 
-    def probe(self, matcher: LLMatcher) -> None:
-        """The first masks show whether any text matches, and what a mask costs."""
+    def probe(self, matcher: LLMatcher) -> int:
+        """The first masks show whether any text matches, and what a mask costs. Gives a token that
+        may come first."""
+        first = -1
         for nth in range(PROBES):
             mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             if matcher.is_error() and "NoExtension" not in matcher.get_error():
                 self.check(matcher)
             if matcher.is_error() or not mask.any():
                 if nth and matcher.is_accepting():
-                    return
+                    return first
                 raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
-            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-            matcher.consume_token(int(allowed[0]))
+            token = int(np.flatnonzero(np.unpackbits(mask, bitorder="little"))[0])
+            first = token if nth == 0 else first
+            matcher.consume_token(token)
             if matcher.is_stopped() and not matcher.is_error():
-                return
+                break
+        return first
 
     def check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
@@ -136,15 +146,32 @@ class Llguidance:
         for matcher, index in matchers:
             matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data + index * row_bytes, row_bytes)
 
+    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
+        """With a mask before each, as they came. The library counts what it makes of the automaton
+        from one mask to the next, and takes a row of tokens without any for a text that breaks
+        it."""
+        for token in tokens:
+            if matcher.is_broken:
+                return
+            matcher.state.compute_bitmask()
+            matcher.take(token)
+
 
 class Root:
-    """A compiled grammar."""
+    """A compiled grammar. Its matchers are copies that share its automaton, which they make as
+    their texts need it; what is too much for one of them breaks it for all."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, first: int) -> None:
         self.matcher = matcher
+        self.first = first
 
     def new(self) -> Matcher:
         return Matcher(self.matcher.deep_copy())
+
+    @property
+    def is_worn(self) -> bool:
+        """It took its first token when it was compiled."""
+        return not self.matcher.deep_copy().consume_token(self.first)
 
 
 class Matcher:

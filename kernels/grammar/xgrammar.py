@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -86,9 +87,15 @@ class Xgrammar:
             if not matcher.state.fill_next_token_bitmask(rows, index):
                 mask[index] = -1  # nothing is barred
 
+    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            matcher.take(token)
+
 
 class Root:
-    """A compiled grammar."""
+    """A compiled grammar. Its matchers change nothing of it."""
+
+    is_worn = False
 
     def __init__(self, make: Any, compiled: Any) -> None:
         self.make = make

@@ -17,12 +17,14 @@ import pytest
 from kernels.batch import Constraint, Sampling, SlotOpen, StepInput, TokenLogprobs
 from kernels.constrain import (
     GRAMMARS,
+    RENEWAL_LEN,
     BadGrammar,
     Constrainer,
     EngineUnavailable,
     TokenTable,
     load_engine,
 )
+from kernels.grammar.llguidance import LIMITS
 from kernels.load.base import BadConfig
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import ints, load
@@ -31,6 +33,7 @@ EOS, CONTROL = 0, 1
 WORDS = [b"", b"<ctl>", b'{"', b'":', b" true", b"null", b"  ", b"<think>", b"</think>", b"left"]
 PIECES = [*WORDS, *(bytes([byte]) for byte in range(256))]
 V = len(PIECES) + 30  # columns of padding
+WORD = "abcdefghijklmnopqrst"
 OBJ = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 9}},
@@ -430,6 +433,8 @@ def test_large_schemas_are_compiled_or_refused_in_bounded_work(constrainer: Cons
 class Fickle:
     """A matcher that breaks at its third mask."""
 
+    is_worn = False
+
     def __init__(self) -> None:
         self.is_broken = False
         self.masks = 0
@@ -439,6 +444,8 @@ class Fickle:
 
 
 class FickleEngine:
+    is_worn = False
+
     def compile(self, kind: str, text: str) -> Any:
         return self
 
@@ -450,6 +457,9 @@ class FickleEngine:
             matcher.masks += 1
             matcher.is_broken = matcher.masks == 3
             mask[index] = -1
+
+    def replay(self, matcher: Any, tokens: Any) -> None:
+        assert not tokens
 
 
 def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
@@ -465,12 +475,192 @@ def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
     assert not fickle.broken
 
 
-class Counting:
-    """An engine that breaks a matcher which takes two tokens without a mask between them."""
+class SharedRoot:
+    """Its matchers make states together; more than 100 of them break all."""
+
+    def __init__(self) -> None:
+        self.states: set[tuple[int, ...]] = set()
+
+    @property
+    def is_worn(self) -> bool:
+        return len(self.states) > 100
+
+    def new(self) -> Any:
+        return SharedMatcher(self)
+
+
+class SharedMatcher:
+    """It is known to be broken once it is used."""
+
+    def __init__(self, root: SharedRoot) -> None:
+        self.root = root
+        self.taken: list[int] = []
+        self.is_broken = False
+
+    def take(self, token: int) -> bool:
+        self.taken.append(token)
+        if token > 1:
+            self.root.states |= {(*self.taken, n) for n in range(max(1, token - 150))}
+        self.is_broken = self.root.is_worn
+        return not self.is_broken
+
+
+class SharedEngine:
+    """The mask of a matcher is the sum of what it has taken. Token 1 makes no state, 2 to 150 one
+    for each text, 255 too many for any."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def compile(self, kind: str, text: str) -> Any:
+        self.compiled += 1
+        return SharedRoot()
+
+    def fill(self, matchers: list[tuple[Any, int]], mask: Any) -> None:
+        for matcher, index in matchers:
+            assert not matcher.is_broken
+            matcher.is_broken = matcher.root.is_worn
+            mask[index] = sum(matcher.taken)
+
+    def replay(self, matcher: Any, tokens: Any) -> None:
+        for token in tokens:
+            matcher.take(token)
+
+
+def test_rows_go_on_where_what_they_share_is_spent() -> None:
+    engine = SharedEngine()
+    shared = Constrainer(engine, table())
+    for wave in range(40):
+        sums = dict.fromkeys(range(4), 0)
+        for slot in sums:
+            shared.open(slot, Constraint("regex", "x"), [])
+        for step in range(6):  # 24 new states in each wave
+            sums = {slot: value + wave + step + 1 for slot, value in sums.items()}
+            shared.take(ints(list(sums)), ints([wave + step + 1] * 4))
+            sums[wave % 4] += 70
+            shared.take(ints([wave % 4]), ints([70]))
+            masks = shared.masks(ints(list(sums)))
+            assert masks is not None and not len(masks.broken)
+            assert masks.words[:, 0].tolist() == list(sums.values())
+        for slot in sums:
+            shared.close(slot)
+    assert 4 < engine.compiled < 12
+
+
+def test_a_long_row_outlives_any_number_of_roots() -> None:
+    """Its neighbours spend what they share again and again, and leave."""
+    engine = SharedEngine()
+    shared = Constrainer(engine, table())
+    rule = Constraint("regex", "x")
+    shared.open(0, rule, [7])
+    length = 7
+    for _ in range(40):
+        shared.take(ints([0] * RENEWAL_LEN), ints([1] * RENEWAL_LEN))
+        for slot, token in ((1, 201), (2, 202)):
+            shared.open(slot, rule, [])
+            shared.take(ints([slot]), ints([token]))
+        length += RENEWAL_LEN
+        masks = shared.masks(ints(range(3)))
+        assert masks is not None and not len(masks.broken)
+        assert masks.words[:, 0].tolist() == [length, 201, 202]
+        shared.close(1)
+        shared.close(2)
+    assert engine.compiled > 40
+
+
+@pytest.mark.parametrize("guilty", [[3], [0, 3, 7], [0, 1, 2, 3, 4, 5, 6]])
+def test_whose_text_is_too_much_fails_and_nobody_else(guilty: list[int]) -> None:
+    """However many they are, a row is made good twice at most."""
+    engine = SharedEngine()
+    shared = Constrainer(engine, table())
+    for slot in range(8):
+        shared.open(slot, Constraint("regex", "x"), [1])
+    shared.take(ints(range(8)), ints([255 if slot in guilty else 1 for slot in range(8)]))
+    for _ in range(3):
+        masks = shared.masks(ints(range(8)))
+        assert masks is not None and masks.broken.tolist() == guilty
+        assert shared.broken == set(guilty)
+        assert set(masks.words[:, 0].tolist()) == {2}
+    assert engine.compiled <= 1 + 2 * 8
+    for slot in guilty:
+        shared.close(slot)
+    assert not shared.broken
+    shared.open(0 if 0 in guilty else 9, Constraint("regex", "x"), [5])
+    masks = shared.masks(ints([0 if 0 in guilty else 9]))
+    assert masks is not None and masks.words[:, 0].tolist() == [5]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_automaton_that_is_spent_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The states of an expression are shared by all who follow it: what ends their number must
+    change nothing that any of them may say."""
+    rule = Constraint("regex", "([ab]*a[ab]{6}|c([a-z]{1,4} ){30})!")
+    apart = [Constrainer(load_engine("llguidance", table()), table()) for _ in range(6)]
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 300)
+    together = Constrainer(load_engine("llguidance", table()), table())
+    made: list[tuple[str, str]] = []
+    compile_one = together.engine.compile
+
+    def compiled(kind: str, text: str) -> Any:
+        made.append((kind, text))
+        return compile_one(kind, text)
+
+    monkeypatch.setattr(together.engine, "compile", compiled)
+    rng = random.Random(seed)
+    for slot, alone in enumerate(apart):
+        together.open(slot, rule, [])
+        alone.open(0, rule, [])
+    running = list(range(6))
+    for _ in range(60):
+        masks = together.masks(ints(running))
+        assert masks is not None and not len(masks.broken)
+        tokens = []
+        for row, slot in enumerate(running):
+            allowed = np.flatnonzero(masks.allowed(V)[row]).tolist()
+            assert allowed == allowed_of(apart[slot], 0)
+            tokens.append(rng.choice([t for t in allowed if PIECES[t] != b"!"] or allowed))
+            apart[slot].take(ints([0]), ints(tokens[-1:]))
+        together.take(ints(running), ints(tokens))
+        running = [s for s, t in zip(running, tokens, strict=True) if t != EOS]
+        if not running:
+            break
+    assert len(made) > 1 and set(made) == {("regex", rule.text)}
+
+
+def test_what_breaks_one_row_of_an_expression_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One way through it costs more than a mask may, the other next to nothing."""
+    monkeypatch.setitem(LIMITS, "step_lexer_fuel", 300)
+    held = Constrainer(load_engine("llguidance", table()), table())
+    for slot, first in enumerate("yxyy"):
+        held.open(slot, Constraint("regex", "x( ?[a-z]{1,9}){400}|y[0-9]+"), [])
+        held.masks(ints([slot]))
+        held.take(ints([slot]), ints([PIECES.index(first.encode())]))
+    digits = [PIECES.index(b"%d" % digit) for digit in range(10)]
+    letters = [PIECES.index(letter.encode()) for letter in "abcd efgh"]
+    rng = random.Random(1)
+    for _ in range(40):
+        masks = held.masks(ints(range(4)))
+        assert masks is not None
+        for row in np.flatnonzero(masks.rows != 1).tolist():
+            assert set(np.flatnonzero(masks.allowed(V)[row]).tolist()) <= {EOS, *digits}
+        held.take(
+            ints(range(4)), ints([rng.choice(letters if s == 1 else digits) for s in range(4)])
+        )
+    assert held.broken == {1} and masks.rows.tolist() == [0, 2, 3]
+
+
+class Hasty:
+    """A matcher that says twice what is forced, and breaks as it takes the second."""
+
+    is_worn = False
 
     def __init__(self) -> None:
         self.is_broken = False
-        self.masks = 0
+        self.taken: list[int] = []
 
     def compile(self, kind: str, text: str) -> Any:
         return self
@@ -478,22 +668,55 @@ class Counting:
     def new(self) -> Any:
         return self
 
-    def fill(self, matchers: Any, mask: Any) -> None:
-        self.masks += 1
+    def forced(self) -> int:
+        return 40 + len(self.taken)
 
     def take(self, token: int) -> bool:
-        self.is_broken |= not self.masks
-        self.masks = 0
+        self.is_broken = token == 41
+        self.taken.append(token)
         return not self.is_broken
 
+    def replay(self, matcher: Any, tokens: Any) -> None:
+        assert not tokens
 
-def test_what_was_generated_is_replayed_as_it_went() -> None:
-    """llguidance has broken a regex that a resumed request had followed, where 40 tokens came
+    def fill(self, matchers: Any, mask: Any) -> None:
+        assert not matchers
+
+
+def test_what_breaks_its_matcher_was_not_forced() -> None:
+    held = Constrainer(Hasty(), table())
+    held.open(2, Constraint("regex", "x"), [])
+    slots, tokens = held.jump(ints([2]), ints([5]))
+    assert slots.tolist() == [2] and tokens.tolist() == [40]
+    assert held.guides[2].taken == [40]
+    masks = held.masks(ints([2]))
+    assert masks is not None and masks.broken.tolist() == [0]
+
+
+def test_what_was_generated_is_replayed_as_it_went(default: Constrainer) -> None:
+    """llguidance has broken an expression that a resumed request had followed, where 40 tokens came
     without the masks that it works through from one to the next."""
-    engine = Counting()
-    constrainer = Constrainer(engine, table())
-    constrainer.open(0, Constraint("regex", "a*"), [5, 6, 7, 8])
-    assert not engine.is_broken
+    pieces = [*PIECES, *(f"{a}{b}{c}".encode() for a in WORD for b in WORD for c in WORD)]
+    known = TokenTable(pieces, frozenset({EOS, CONTROL}), (EOS,), len(pieces))
+    rule = Constraint("regex", "( ?[a-z]{1,9}){120}")
+    first, second = (Constrainer(load_engine("llguidance", known), known) for _ in range(2))
+    first.open(0, rule, [])
+    rng = random.Random(2)
+    tokens: list[int] = []
+    for _ in range(60):
+        masks = first.masks(ints([0]))
+        assert masks is not None and not len(masks.broken)
+        tokens.append(rng.choice(np.flatnonzero(masks.allowed(len(pieces))[0]).tolist()))
+        first.take(ints([0]), ints(tokens[-1:]))
+    broken = second.prepare(rule).new()
+    for token in tokens:
+        broken.take(token)
+    assert broken.is_broken, "it can be replayed without masks: this tests nothing"
+    third = Constrainer(load_engine("llguidance", known), known)
+    third.open(0, rule, tokens)
+    here, there = first.masks(ints([0])), third.masks(ints([0]))
+    assert here is not None and there is not None and not len(there.broken)
+    assert np.array_equal(here.words, there.words)
 
 
 def test_the_seam_lists_its_engines() -> None:
