@@ -430,6 +430,24 @@ MUTANTS = (
         "for token in ():",
     ),
     Mutant(
+        "worker: a row ends with what its grammar shares with others",
+        "kernels/constrain.py",
+        "whole[index] = self._renew(guide, words[index : index + 1])",
+        "whole[index] = False",
+    ),
+    Mutant(
+        "worker: a grammar that is made again begins afresh",
+        "kernels/constrain.py",
+        "            self.engine.replay(guide.matcher, guide.taken)\n            if not",
+        "            if not",
+    ),
+    Mutant(
+        "worker: a mask is believed that was made of a spent grammar",
+        "kernels/constrain.py",
+        "{root for root in {guide.root for _, guide in bound} if root.is_worn}",
+        "{guide.root for _, guide in bound if guide.matcher.is_broken}",
+    ),
+    Mutant(
         "cache: a page that is being read is evicted",
         RADIX,
         "        node.lock_count = 1\n",

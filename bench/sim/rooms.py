@@ -7,6 +7,7 @@ device that the world draws, and can be changed while it runs, as heat or a neig
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
@@ -28,8 +29,9 @@ from bench.sim.scenario import FRONTS, PLACES, TOOL_WAYS, Ask
 from bench.sim.shadow import ShadowWorker, is_penalised
 from bench.sim.site import SimSite
 from bench.sim.text import END
+from bench.sim.wear import WearingEngine
 from kernels.batch import Constraint
-from kernels.constrain import BadGrammar
+from kernels.constrain import BadGrammar, Constrainer
 from messages import scheduler, worker
 from messages.base import Address
 from messages.config import (
@@ -57,6 +59,7 @@ class Device(Section, frozen=True):
     vocab_size: int = 512
     compile_s: float = 0.0  # for a grammar, beside the steps
     jumps_vary: bool = False  # not all forced tokens that there is room for are appended
+    wear_max: int = 0  # tokens after which a grammar is spent for all who share it; 0: never
     poison: int | None = None  # a token that the device dies of, where a prompt begins with it
 
 
@@ -131,6 +134,7 @@ class ShadowRoom(CompilesBeside, Actor):
         self.kept: set[Grammar] = set()  # compiled, as the real one keeps them
         self.compile_count = 0
         self.jumped_count = 0
+        self.wearing: WearingEngine | None = None
         self.is_stuck = False
         self.known: set[str] = set()  # requests that have had a slot in this epoch
         self.steps: deque[tuple[worker.Step, Address]] = deque()
@@ -141,6 +145,11 @@ class ShadowRoom(CompilesBeside, Actor):
         if self.device.jumps_vary:
             jumps = self.context.rng("jumps")
             self.shadow.jump_max = lambda: jumps.choice((0, 1, 2, 64))
+        if self.device.wear_max:
+            wear = self.context.rng("wear")
+            room = functools.partial(wear.randint, 0, self.device.wear_max)
+            self.wearing = WearingEngine(self.oracle.engine, room)
+            self.shadow.constrainer = Constrainer(self.wearing, self.oracle.table)
         self.pace = paces.get(self.context._node.seed, Pace())  # type: ignore[attr-defined]
         facts = msgspec.structs.replace(self.shadow.facts, credits=self.device.credits)
         return msgspec.msgpack.encode(facts)
@@ -210,6 +219,9 @@ class ShadowRoom(CompilesBeside, Actor):
         self.context.ref(sender).tell(self.shadow.execute(step))
         self.pace.seen["tokens were forced"] += self.shadow.jumped_count > self.jumped_count
         self.jumped_count = self.shadow.jumped_count
+        if self.wearing is not None:
+            self.pace.seen["a grammar was spent"] += self.wearing.spent_count
+            self.wearing.spent_count = 0
         if self.steps:
             self.begin()
         else:

@@ -133,6 +133,7 @@ class Shape(NamedTuple):
     resume_streams_max: int = 128
     jumps_vary: bool = False  # a worker appends as many forced tokens as chance says
     batches: bool = False  # gateways keep files, and run batches
+    wear_max: int = 0  # tokens after which a grammar is spent for all who share it; 0: never
 
 
 class Ask(NamedTuple):

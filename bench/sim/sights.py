@@ -73,6 +73,7 @@ SOMETIMES = (
     "drained with a typed end",
     "poison was given up",
     "a grammar was refused",
+    "a grammar was spent",
     "a forward that hung was found",
     "a node that hung was killed",
     "a restart was asked for with streams open",

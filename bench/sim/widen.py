@@ -78,6 +78,11 @@ def widen(scenario: Scenario) -> Scenario:
         scenario = scenario._replace(shape=scenario.shape._replace(credits=3))
     if rng_for(scenario.seed, "spoils").random() < 0.15:
         scenario = scenario._replace(spoils=True)
+    rng = rng_for(scenario.seed, "wear")
+    if rng.random() < 0.5:
+        scenario = scenario._replace(
+            shape=scenario.shape._replace(wear_max=rng.choice((3, 20, 200)))
+        )
     rng = rng_for(scenario.seed, "strikes")
     if rng.random() < 0.5:
         scenario = scenario._replace(menu=struck(scenario.menu, rng))

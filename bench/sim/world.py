@@ -327,6 +327,7 @@ class World:
             poison=scenario.poison,
             compile_s=shape.compile_s,
             jumps_vary=shape.jumps_vary,
+            wear_max=shape.wear_max,
         )
         root, nodes = rooms.build(
             config_of(scenario, self.model), device, shape.placement, shape.restarts_max
