@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.chaos_load import Load, Plan, Stream, plans
+from bench.chaos_load import KINDS, Load, Plan, Stream, plans
 from bench.chaos_server import Server
 from bench.client import CUT, Client
 from bench.command import parser_of
@@ -47,6 +47,11 @@ loop), `deadlock` (the worker's forward waits for ever), `memory` (no more is to
 
 The server computes on the CPU, in float32, where tokens don't depend on who else is in the batch.
 A GPU is asked for behind --, and then with `--device cuda --deterministic`.
+
+Kinds of streams: plain ones with a temperature and a seed, with penalties, with log probabilities,
+of two choices, with stop strings, and three with constraints: an expression, a JSON schema, a
+choice between texts whose tokens are forced. All of a stream is compared: tokens, text, end, and
+probabilities.
 
 Roles are processes: worker, engine (scheduler and cache), front (tokenizer, detokenizer, router),
 gateway. The root does nothing but supervise, as where a server is deployed. Where `gateway` is
@@ -203,7 +208,7 @@ class Chaos:
         drawn = self.rng.choice(list(self.load.open.values()))
         after_len = drawn.ids_len + self.rng.randint(1, AHEAD_LEN)
         passes = None
-        if after_len >= self.load.asked[drawn.place].max_tokens:
+        if after_len >= self.load.ids_len(drawn.place):
             # Of the stream that comes next there.
             passes, after_len = drawn, self.rng.randint(1, AHEAD_LEN)
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -364,7 +369,7 @@ def show(results: list[Struck], *, as_json: bool, **facts: Any) -> int:
 
 
 async def main_async(found: argparse.Namespace) -> int:
-    asked = plans(found.streams, found.tokens)
+    asked = plans(found.streams, found.tokens, found.kinds.split(","))
     done = done_before(found.journal)
     faults = left_of(wanted(found.roles, found.ways), done)
     words = ["--spare-after", "1", "--resume-streams-max", "1024", "--recover", f"{PATIENCE_S:g}"]
@@ -407,6 +412,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--model", default="", help="folder or .gguf; default: a tiny random Llama")
     parser.add_argument("--streams", type=int, default=200, help="open at once")
     parser.add_argument("--tokens", type=int, default=100, help="at most, of one stream")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of streams, in turn")
     parser.add_argument("--roles", default=",".join(PATHS), help="which are struck")
     parser.add_argument("--ways", default=DEFAULT_WAYS, help="way:times for each role")
     parser.add_argument("--hot-spare", action="store_true", help="as of the server")

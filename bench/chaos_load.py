@@ -1,9 +1,9 @@
 """This file is the load that `bench/chaos.py` breaks processes under: so many streams, always open,
 each compared token by token with what the undisturbed server said.
 
-It knows HTTP only. A plan (prompt, length, seed) says the same thing every time it is asked; each
-place asks its own plan again and again. Where the process that holds the connections is broken too,
-clients come back with the last event that they have (`docs/streams.md`).
+It knows HTTP only. A plan (prompt, length, seed, kind) says the same thing every time it is asked;
+each place asks its own plan again and again. Where the process that holds the connections is broken
+too, clients come back with the last event that they have (`docs/streams.md`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,43 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bench.client import CUT, Client, Connection, Outcome
+from bench.client import CUT, Client, Connection, Outcome, Said
 
 WORDS = "house room letter door window stair lamp table river stone cloud".split()
 CONNECT_AGAIN_S = 0.05
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 4},
+        "parts": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"size": {"type": "integer"}, "is_new": {"type": "boolean"}},
+                "required": ["size", "is_new"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["name", "colours", "parts"],
+    "additionalProperties": False,
+}
+VERSES = [" ".join(WORDS[n:] + WORDS[:n]) for n in range(4)]
+# What a request may have, by the kind of its stream.
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {"ignore_eos": True},
+    "penalised": {"ignore_eos": True, "frequency_penalty": 0.6, "repetition_penalty": 1.2},
+    "logprobs": {"ignore_eos": True, "logprobs": 3},
+    "choices": {"ignore_eos": True, "n": 2},
+    "stopped": {"ignore_eos": True, "stop": ["ou", "q", ". "], "min_tokens": 20},
+    "regex": {"structured_outputs": {"regex": "( ?[a-z]{1,9}){120}"}},
+    "schema": {"structured_outputs": {"json": SCHEMA}},
+    "forced": {"structured_outputs": {"choice": VERSES}},
+}
 
 
 class Plan(NamedTuple):
@@ -26,6 +56,7 @@ class Plan(NamedTuple):
     prompt: str
     max_tokens: int
     seed: int
+    kind: str = "plain"
 
     def body(self, model: str) -> dict[str, object]:
         return {
@@ -34,30 +65,28 @@ class Plan(NamedTuple):
             "max_tokens": self.max_tokens,
             "seed": self.seed,
             "temperature": 0.7,
-            "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            **KINDS[self.kind],
         }
 
 
-def plans(count: int, tokens: int) -> list[Plan]:
+def plans(count: int, tokens: int, kinds: Sequence[str] = ("plain",)) -> list[Plan]:
+    """`kinds` in turn."""
     rng = random.Random("plans")
     return [
         Plan(
             " ".join(rng.choice(WORDS) for _ in range(rng.randint(3, 40))),
             rng.randint(tokens // 2, tokens),
             rng.randrange(1000),
+            kinds[nth % len(kinds)],
         )
-        for _ in range(count)
+        for nth in range(count)
     ]
 
 
-class Spoken(NamedTuple):
-    """What a stream has said."""
-
-    ids: tuple[int, ...]
-    text: str
-    finish: str | None
+# What a stream has said, by choice.
+Spoken = dict[int, Said]
 
 
 class Stream:
@@ -100,7 +129,11 @@ class Load:
         found = await asyncio.gather(*(self._ask(plan) for plan in self.asked))
         failed = [outcome.error for outcome in found if outcome.error]
         assert not failed, failed[0]
-        return [spoken(outcome) for outcome in found]
+        return [outcome.said() for outcome in found]
+
+    def ids_len(self, place: int) -> int:
+        """How many tokens the stream of a place gets, in all its choices."""
+        return sum(len(said.ids) for said in self.right[place].values())
 
     async def _ask(
         self,
@@ -128,16 +161,16 @@ class Load:
             stream = self.open[place] = Stream(place)
 
             def heard(connection: Connection, stream: Stream = stream) -> None:
-                if len(connection.ids) > stream.told_len:
-                    stream.ids_len += len(connection.ids) - stream.told_len
-                    stream.told_len = len(connection.ids)
+                if connection.ids_len > stream.told_len:
+                    stream.ids_len += connection.ids_len - stream.told_len
+                    stream.told_len = connection.ids_len
                     stream.times.append(time.time())
                     if self.heard is not None:
                         self.heard(stream)
 
             plan = self.asked[place]
             outcome = await self._ask(plan, heard)
-            parts = [spoken(outcome)]
+            parts = [outcome.said()]
             event_id = outcome.event_id
             while self.comes_back and is_broken(outcome):
                 stream.breaks.append(time.time())
@@ -145,7 +178,7 @@ class Load:
                 stream.told_len = 0
                 outcome = await self._ask(plan, heard, event_id)
                 event_id = outcome.event_id or event_id
-                parts.append(spoken(outcome))
+                parts.append(outcome.said())
             stream.error = outcome.error
             stream.is_equal = joined(parts) == self.right[place]
             self.ended.append(stream)
@@ -159,14 +192,13 @@ class Load:
 
 def is_broken(outcome: Outcome) -> bool:
     """The connection was lost, or nobody listens, or not yet: nothing that the request led to."""
-    return outcome.finish is None and (outcome.status in (0, 503) or outcome.error == CUT)
+    return outcome.status in (0, 503) or outcome.error == CUT
 
 
 def joined(parts: list[Spoken]) -> Spoken:
     """What the connections of one stream have said together."""
-    ids = tuple(token for part in parts for token in part.ids)
-    return Spoken(ids, "".join(part.text for part in parts), parts[-1].finish)
-
-
-def spoken(outcome: Outcome) -> Spoken:
-    return Spoken(outcome.ids, outcome.text, outcome.finish)
+    found: Spoken = {}
+    for part in parts:
+        for index, said in part.items():
+            found[index] = found.get(index, Said()).then(said)
+    return found

@@ -16,15 +16,21 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     content: str | None = None
 
 
-class Choice(msgspec.Struct):
+class Logprobs(msgspec.Struct, gc=False):
+    token_logprobs: list[float | None] = []  # of completions
+
+
+class Choice(msgspec.Struct, gc=False):
+    index: int = 0
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None  # with `return_token_ids`
+    logprobs: Logprobs | None = None
 
 
 class Usage(msgspec.Struct):
@@ -42,6 +48,24 @@ CUT = "the connection was cut"
 DECODER = msgspec.json.Decoder(Chunk)
 
 
+class Said(NamedTuple):
+    """What one choice of a request has come to."""
+
+    ids: tuple[int, ...] = ()
+    text: str = ""
+    finish: str | None = None
+    logprobs: tuple[float | None, ...] = ()
+
+    def then(self, more: Said) -> Said:
+        """With what the next event or connection brings."""
+        return Said(
+            self.ids + more.ids,
+            self.text + more.text,
+            more.finish or self.finish,
+            self.logprobs + more.logprobs,
+        )
+
+
 class Outcome(NamedTuple):
     """What became of one request. Times are of the loop's clock."""
 
@@ -53,10 +77,29 @@ class Outcome(NamedTuple):
     completion_tokens: int = 0
     finish: str | None = None
     error: str | None = None
-    ids: tuple[int, ...] = ()
+    choices: tuple[Choice, ...] = ()  # of its events, in order
     status: int = 0
     headers: Mapping[bytes, bytes] = {}
     event_id: str = ""  # the last, to come back with
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of all choices, as they came."""
+        return tuple(token for choice in self.choices for token in choice.token_ids or ())
+
+    def said(self) -> dict[int, Said]:
+        """By choice."""
+        found: dict[int, Said] = {}
+        for choice in self.choices:
+            logprobs = choice.logprobs.token_logprobs if choice.logprobs else ()
+            more = Said(
+                tuple(choice.token_ids or ()),
+                choice.text or (choice.delta.content if choice.delta else None) or "",
+                choice.finish_reason,
+                tuple(logprobs),
+            )
+            found[choice.index] = found.get(choice.index, Said()).then(more)
+        return found
 
 
 class Response:
@@ -133,7 +176,8 @@ class Connection(asyncio.Protocol):
         self.sent_s = 0.0
         self.arrivals_s: list[float] = []
         self.texts: list[str] = []
-        self.ids: list[int] = []
+        self.choices: list[Choice] = []
+        self.ids_len = 0
         self.heard: Callable[[Connection], None] | None = None  # after each event
         self.usage = Usage()
         self.finish: str | None = None
@@ -185,8 +229,9 @@ class Connection(asyncio.Protocol):
             if text:
                 self.arrivals_s.append(self.now())
                 self.texts.append(text)
-            self.ids += choice.token_ids or ()
+            self.ids_len += len(choice.token_ids or ())
             self.finish = choice.finish_reason or self.finish
+        self.choices += chunk.choices
         if self.heard is not None:
             self.heard(self)
 
@@ -249,7 +294,7 @@ class Client:
             connection.usage.completion_tokens,
             connection.finish,
             error,
-            tuple(connection.ids),
+            tuple(connection.choices),
             connection.response.status,
             connection.response.headers,
             connection.event_id,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import psutil
 
 from bench.chaos import ROLES, Chaos, Struck
-from bench.chaos_load import Load, plans
+from bench.chaos_load import KINDS, Load, plans
 from bench.chaos_server import Server
 from bench.client import Client, Connection
 from bench.command import parser_of
@@ -132,7 +132,7 @@ async def rude(url: str, model: str, rng: random.Random) -> None:
         leave_after = rng.randrange(1, 40)
 
         def heard(connection: Connection, leave_after: int = leave_after) -> None:
-            if len(connection.ids) >= leave_after and connection.transport is not None:
+            if connection.ids_len >= leave_after and connection.transport is not None:
                 connection.transport.abort()
 
         await client.stream("/v1/completions", body, heard)
@@ -183,7 +183,7 @@ def mapped() -> str:
 
 async def soak(found: argparse.Namespace, report: Report) -> int:
     rng = random.Random(found.seed)
-    asked = plans(found.streams, 100)
+    asked = plans(found.streams, 100, tuple(KINDS))
     shm = shared_memory()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.chaos import done_before, left_of, resumed_s, wanted
-from bench.chaos_load import Spoken, is_broken, joined
-from bench.client import CUT, Outcome
+from bench.chaos_load import is_broken, joined
+from bench.client import CUT, Outcome, Said
 
 
 def outcome(status: int, finish: str | None, error: str | None) -> Outcome:
@@ -19,6 +19,7 @@ def outcome(status: int, finish: str | None, error: str | None) -> Outcome:
     ("found", "expected"),
     [
         (outcome(200, None, CUT), True),
+        (outcome(200, "stop", CUT), True),  # one of its choices has ended
         (outcome(0, None, "no connection: refused"), True),
         (outcome(503, None, "status 503: starting"), True),
         (outcome(200, "length", None), False),
@@ -30,8 +31,15 @@ def test_a_client_comes_back_where_its_connection_was_lost(found: Outcome, expec
 
 
 def test_what_the_connections_of_a_stream_have_said_is_one() -> None:
-    parts = [Spoken((1, 2), "ab", None), Spoken((), "", None), Spoken((3,), "c", "length")]
-    assert joined(parts) == Spoken((1, 2, 3), "abc", "length")
+    parts = [
+        {0: Said((1, 2), "ab", None, (-0.5, None)), 1: Said((7,), "x", "stop")},
+        {},
+        {0: Said((3,), "c", "length", (-0.25,))},
+    ]
+    assert joined(parts) == {
+        0: Said((1, 2, 3), "abc", "length", (-0.5, None, -0.25)),
+        1: Said((7,), "x", "stop"),
+    }
 
 
 def test_a_token_from_before_the_fault_that_comes_late_is_not_taken_for_the_first_after_it() -> (

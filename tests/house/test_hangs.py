@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from bench.chaos import Struck, break_all
-from bench.chaos_load import plans
+from bench.chaos_load import KINDS, plans
 from bench.chaos_server import Server
 
 FAULTS = [
@@ -28,7 +28,7 @@ async def test_streams_survive_processes_that_are_stopped_stuck_spinning_or_with
     with Server(str(tiny), tmp_path, 1, *words) as server:
         await asyncio.to_thread(server.wait_ready)
         wrong = await break_all(
-            server, plans(6, 60), FAULTS, random.Random(1), found.append, waits=False
+            server, plans(8, 60, tuple(KINDS)), FAULTS, random.Random(1), found.append, waits=False
         )
     assert wrong == 0
     assert [(one.role, one.way) for one in found] == FAULTS
