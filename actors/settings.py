@@ -313,7 +313,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "runtime", "spare_after_s", "--spare-after", "seconds from a start to the next in reserve"
     ),
-    Flag("runtime", "hot_spare", "--hot-spare", "the worker's in reserve holds the model as well"),
+    Flag("runtime", "hot_spare", "--hot-spare", "those in reserve hold model or vocabulary"),
     Flag("runtime", "check", "--check", "assert the invariants of every room when it is idle"),
 )
 

@@ -95,12 +95,15 @@ def build(config: Config) -> tuple[Supervisor, tuple[Node, ...]]:
             is_prepared=is_prepared,
         )
 
+    is_prepared = config.runtime.hot_spare
+
     def front(paths: Paths, node: str | None) -> tuple[Child, ...]:
         return (
             child(
                 "detokenizer",
                 "actors.detokenizer.actor:Detokenizer",
                 node,
+                is_prepared,
                 model=config.model,
                 paths=paths,
             ),
@@ -108,6 +111,7 @@ def build(config: Config) -> tuple[Supervisor, tuple[Node, ...]]:
                 "tokenizer",
                 "actors.tokenizer.actor:Tokenizer",
                 node,
+                is_prepared,
                 model=config.model,
                 tokenizer=config.tokenizer,
                 paths=paths,

@@ -127,7 +127,7 @@ class RuntimeConfig(Section, frozen=True):
     check: bool = False  # actors run their cores' check() when idle
     spares: bool = True  # a loaded process in reserve for each: a restart need not wait for imports
     spare_after_s: Seconds = 10.0  # how long after a start the next one in reserve is made
-    hot_spare: bool = False  # the worker's has the model loaded, which costs its memory once more
+    hot_spare: bool = False  # they hold model or vocabulary, whose memory it costs once more
 
 
 class Paths(Section, frozen=True):

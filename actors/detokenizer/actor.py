@@ -11,6 +11,7 @@ from __future__ import annotations
 from actors.detokenizer.output import Output
 from actors.runtime.actor import Actor, MailboxSpec
 from actors.runtime.context import Ref
+from actors.vocab.shared import vocab_of
 from actors.vocab.vocab import Vocab
 from messages import detokenizer, gateway, scheduler
 from messages.base import Address
@@ -33,10 +34,13 @@ class Detokenizer(Actor):
         self.outputs: dict[str, Output] = {}
         self.incarnation_min = 0  # lives of the scheduler before this one are over
 
+    @staticmethod
+    def prepare(model: ModelConfig, paths: Paths) -> Vocab:
+        return vocab_of(model.path)
+
     async def on_start(self) -> bytes:
         self.scheduler: Ref[scheduler.In] = self.context.peer(self.paths.scheduler)
-        vocab = await self.context.in_thread(lambda: Vocab.load(self.model.path))
-        self.pieces, self.token_bytes = vocab.pieces, vocab.token_bytes
+        self.vocab = await self.context.in_thread(lambda: vocab_of(self.model.path))
         self.context.watch(self.paths.scheduler)
         return b""
 
@@ -67,7 +71,8 @@ class Detokenizer(Actor):
         if known is not None and known.attempt > opened.attempt:
             self.context.count("histrio_detokenizer_dropped_total", reason="old")
             return
-        self.outputs[opened.request] = Output(opened, self.pieces, self.token_bytes, life)
+        vocab = self.vocab
+        self.outputs[opened.request] = Output(opened, vocab.pieces, vocab.token_bytes, life)
 
     def take(self, output: Output, tail: Tail) -> Delta | None:
         if not output.follows(tail):

@@ -33,6 +33,7 @@ from actors.tokenizer.prompt import (
     settle,
     spellings,
 )
+from actors.vocab.shared import vocab_of
 from actors.vocab.vocab import Vocab
 from messages import gateway, router, scheduler, tokenizer
 from messages.base import Address
@@ -93,6 +94,10 @@ class Tokenizer(Actor):
         self.pending_bytes = 0
         self.sent: OrderedDict[str, tuple[int, Address]] = OrderedDict()
 
+    @staticmethod
+    def prepare(model: ModelConfig, tokenizer: TokenizerConfig, paths: Paths) -> Vocab:
+        return vocab_of(model.path)
+
     async def on_start(self) -> bytes:
         self.router: Ref[router.In] = self.context.peer(self.paths.router)
         self.facts = msgspec.msgpack.decode(self.context.notes[self.paths.worker], type=Facts)
@@ -101,7 +106,7 @@ class Tokenizer(Actor):
         return msgspec.msgpack.encode(dialect)
 
     def load(self) -> Core:
-        vocab = Vocab.load(self.model.path)
+        vocab = vocab_of(self.model.path)
         templates = dict(vocab.templates)
         if self.config.chat_template:
             templates = {"default": read_template(Path(self.config.chat_template))}

@@ -31,7 +31,7 @@ GGUF_TOKENS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Vocab:
     """Use `Vocab.load`."""
 

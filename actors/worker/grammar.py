@@ -10,7 +10,7 @@ import contextlib
 import threading
 
 from actors.vocab.metadata import ModelError
-from actors.vocab.vocab import Vocab
+from actors.vocab.shared import vocab_of
 from actors.worker import translate
 from kernels.constrain import BadGrammar, Constrainer, TokenTable
 from kernels.runner import Runner
@@ -57,7 +57,7 @@ class Grammars:
         with self._lock:
             if self.runner.constrainer is not None:
                 return self.runner.constrainer
-            vocab = Vocab.load(self.path)
+            vocab = vocab_of(self.path)
             facts = self.runner.facts
             eos_ids = facts.eos_ids or (() if vocab.eos_id is None else (vocab.eos_id,))
             if not eos_ids:
