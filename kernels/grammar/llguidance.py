@@ -33,6 +33,7 @@ LIMITS = {
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
 }
+SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")  # what is no character of its own in an expression
 MARK = "\x02"  # a character that joins no other
 BLANKS = r"[\x20\x0A\x0D\x09]"
 JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
@@ -210,14 +211,20 @@ def source_of(kind: str, text: str) -> str:
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
-        options = " | ".join(json.dumps(option, ensure_ascii=False) for option in json.loads(text))
-        return str(LLMatcher.grammar_from_lark(f"start: {options}"))
+        # As one expression: of a grammar's alternatives the library takes 2,000 at most.
+        options = "|".join(map(literal, json.loads(text)))
+        return str(LLMatcher.grammar_from_regex(options))
     if kind == "ebnf":
         try:
             return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text) if "::=" in text else text))
         except Exception as error:  # bare ones too: whatever it raises is about this text
             raise BadGrammar(f"The grammar is not valid: {words_of(str(error))}") from None
     raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
+
+
+def literal(text: str) -> str:
+    """A text as an expression that it alone matches."""
+    return "".join("\\" + char if char in SPECIAL else char for char in text)
 
 
 def words_of(error: str) -> str:

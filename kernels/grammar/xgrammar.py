@@ -124,8 +124,8 @@ class Matcher:
 
 
 def literal(text: str) -> str:
-    """A text as a terminal of the grammar."""
-    return json.dumps(text)
+    """A text as a terminal of the grammar, where a character is spelt in one piece."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def tags_of(rows: Any, specials: frozenset[str] = frozenset()) -> dict[str, Any]:

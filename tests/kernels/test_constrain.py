@@ -139,6 +139,40 @@ def test_expressions_choices_and_grammars(constrainer: Constrainer) -> None:
         assert re.fullmatch("a[0-9]+(-a[0-9]+)*", text_of(constrainer, ebnf, seed))
 
 
+ODD = [
+    "",
+    "a",
+    "ab",
+    "a.b",
+    "a|b",
+    "(a",
+    "[x]",
+    "{2}",
+    "\\d",
+    "^a$",
+    "a-b&c~#",
+    "\n\t",
+    '"é"',
+    "\U0001f600",
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_option_is_said_as_it_stands(constrainer: Constrainer, seed: int) -> None:
+    """Also one that begins another, or is none of an expression's characters."""
+    options = random.Random(seed).sample(ODD[1:], 5)
+    seen = {
+        text_of(constrainer, Constraint("choice", json.dumps(options)), nth) for nth in range(40)
+    }
+    assert seen <= set(options) and len(seen) > 1
+
+
+def test_there_may_be_thousands_of_options(default: Constrainer) -> None:
+    options = [f"room {n * 7919 % 10_007} of {n}" for n in range(5000)]
+    for seed in range(3):
+        assert text_of(default, Constraint("choice", json.dumps(options)), seed) in options
+
+
 def test_the_default_engine_takes_lark_as_well(default: Constrainer) -> None:
     lark = Constraint("ebnf", 'start: "x" WORD\nWORD: /[a-z]{1,4}/')
     for seed in range(9):
