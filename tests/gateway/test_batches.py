@@ -394,6 +394,30 @@ async def test_a_batch_out_of_time_says_what_it_did_not_do(tmp_path: Path) -> No
         assert [item["error"]["code"] for item in wrong] == ["batch_expired"] * 2
 
 
+async def test_runs_of_one_seed_keep_each_others_files_and_batches(tmp_path: Path) -> None:
+    """The operator may set the seed, and with it the ids of calls."""
+    ids: list[tuple[str, str]] = []
+    texts = [jsonl(line("a", text)) for text in ("one", "two")]
+    for text in texts:
+        async with (
+            house(batch_dir=str(tmp_path)) as system,
+            httpx.AsyncClient(base_url=url_of(system)) as web,
+        ):
+            oracle: Any = system.local("tokenizer")
+            oracle.is_mute = True
+            files = {"file": ("in.jsonl", text)}
+            file = (await web.post("/v1/files", files=files, data={"purpose": "batch"})).json()
+            body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+            batch = await web.post("/v1/batches", json=body)
+            assert batch.status_code == 200
+            ids.append((file["id"], batch.json()["id"]))
+            for (file_id, batch_id), kept in zip(ids, texts, strict=False):
+                assert (await web.get(f"/v1/files/{file_id}/content")).content == kept
+                found = (await web.get(f"/v1/batches/{batch_id}")).json()
+                assert found["input_file_id"] == file_id
+    assert len({name for pair in ids for name in pair}) == 4
+
+
 async def test_a_whole_house_runs_batches_and_goes_on_with_them(tmp_path: Path) -> None:
     ids: list[str] = []
     for life in range(2):

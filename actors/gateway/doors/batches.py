@@ -7,6 +7,7 @@ so. Laws: a file is on the disk before its upload is answered; all that is liste
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable
@@ -48,6 +49,7 @@ OPEN_MAX = 1000  # batches that have not ended
 CHUNK_BYTES = 256 << 10
 METADATA_MAX = 16
 UPLOADS_MAX = 4  # each is in memory while it comes in
+ID_BYTES = 12
 OPEN_TRIES, OPEN_WAIT_S = 50, 0.1
 T = TypeVar("T")
 
@@ -142,7 +144,7 @@ class Batches:
                 )
                 raise invalid(message, "expires_after") from None
             expires_at = now_s + after.seconds
-        file_id = f"file-{self.gateway.new_id()}"
+        file_id = f"file-{new_id()}"
         name = (file.filename or "file")[:255]
 
         def add(store: BatchStore) -> FileObject:
@@ -206,7 +208,7 @@ class Batches:
         file = await self.keep(lambda store: store.file(found.input_file_id, int(time.time())))
         if file is None or file.purpose != "batch":
             raise invalid("`input_file_id` is no file for batches.", "input_file_id")
-        batch_id = f"batch_{self.gateway.new_id()}"
+        batch_id = f"batch_{new_id()}"
         assert self.runner is not None
         owner = self.runner.owner
 
@@ -252,6 +254,11 @@ class Batches:
         assert self.runner is not None
         self.runner.interrupt(batch.id)
         return json_response(found)
+
+
+def new_id() -> str:
+    """Of what outlives this run: the gateway's own ids come again in a run of the same seed."""
+    return secrets.token_hex(ID_BYTES)
 
 
 def no_file(file_id: str) -> Refused:
