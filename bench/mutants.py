@@ -438,7 +438,7 @@ MUTANTS = (
     Mutant(
         "worker: a grammar that is made again begins afresh",
         "kernels/constrain.py",
-        "            self.engine.replay(guide.matcher, guide.taken)\n            if not",
+        "            self._replay(guide)\n            if not",
         "            if not",
     ),
     Mutant(

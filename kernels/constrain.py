@@ -29,6 +29,8 @@ Words = NDArray[np.int32]
 COMPILED_MAX = 256
 RENEWALS_MAX = 2  # of one row within RENEWAL_LEN tokens; the last one shares nothing
 RENEWAL_LEN = 256
+RENEWED_MAX = 16  # grammars that are compiled again for one step's masks
+FILL_ROWS = 2  # masks between two looks at `work`: some take half a second
 
 
 class BadGrammar(ValueError):
@@ -78,14 +80,15 @@ class Root(Protocol):
 class Engine(Protocol):
     """A way to constrain. Relies on nothing of the batch; keeps matchers apart."""
 
-    def compile(self, kind: str, text: str) -> Root:
-        """Raises BadGrammar, also for one that no text satisfies. Its time is bounded."""
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Root:
+        """`alone`: for one row, which may spend more of it than all that share one. Raises
+        BadGrammar, also for one that no text satisfies. Its time is bounded."""
 
     def fill(self, matchers: list[tuple[Matcher, int]], mask: Words) -> None:
         """Sets mask[index] for each matcher: bit t of the row for token t. Rows [D, words]."""
 
-    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
-        """Moves a new matcher on by tokens that masks have allowed before."""
+    def replay(self, matcher: Matcher, token: int) -> None:
+        """Moves a matcher on by a token that its mask has allowed before."""
 
 
 GRAMMARS: Registry[Callable[[TokenTable], Engine]] = Registry("grammar", "kernels.grammar")
@@ -166,6 +169,8 @@ class Constrainer:
         self.table = table
         self.guides: dict[int, Guide] = {}
         self.broken: set[int] = set()  # slots whose constraint gave out, until they are closed
+        self.work = 0  # rises with all that is done; read by any thread
+        self._renewed = 0  # of this step
         self._eos = frozenset(table.eos_ids)
         self._by_piece = {piece: token for token, piece in enumerate(table.pieces) if piece}
         self._roots: OrderedDict[tuple[str, str], Root] = OrderedDict()
@@ -197,7 +202,7 @@ class Constrainer:
         self.guides[slot] = guide
         for token in generated:
             self._follow(guide, token)
-        self.engine.replay(guide.matcher, guide.taken)
+        self._replay(guide)
 
     def close(self, slot: int) -> None:
         self.guides.pop(slot, None)
@@ -229,6 +234,7 @@ class Constrainer:
                 if token is None or not guide.matcher.take(token):
                     break  # a matcher that breaks by it did not know what it forced
                 self._follow(guide, token)
+                self.work += 1
                 jumped.append((slot, token))
         moves = np.array(jumped, np.int32).reshape(-1, 2)
         return moves[:, 0].copy(), moves[:, 1].copy()
@@ -245,7 +251,11 @@ class Constrainer:
             return None
         words = np.zeros((len(bound), -(-self.table.vocab_size // 32)), np.int32)
         pairs = [(guide.matcher, i) for i, (_, guide) in enumerate(bound)]
-        self.engine.fill([pair for pair in pairs if not pair[0].is_broken], words)
+        pairs = [pair for pair in pairs if not pair[0].is_broken]
+        for begin in range(0, len(pairs), FILL_ROWS):
+            self.engine.fill(pairs[begin : begin + FILL_ROWS], words)
+            self.work += 1
+        self._renewed = 0
         # A mask that was made as its root was spent can be wrong without a word.
         worn = {root for root in {guide.root for _, guide in bound} if root.is_worn}
         rows = np.array([row for row, _ in bound], np.int64)
@@ -266,36 +276,55 @@ class Constrainer:
         """Gives the guide of a spent root a new one, at the same place, and its mask: words
         [1, words]. First one that it shares with the others who are in its case; then one for
         itself, so that none of them spends it. If that is spent as well, or if it breaks, its own
-        text is at fault: False."""
+        text is at fault: False. Also where too many are in that case at once, since others wait."""
         if len(guide.taken) >= guide.renewed_len + RENEWAL_LEN:
             guide.renewals = 0
         guide.renewed_len = len(guide.taken)
         while guide.renewals < RENEWALS_MAX and guide.root.is_worn:
             guide.renewals += 1
             try:
-                guide.root = self._compile_again(guide)
+                root = self._compile_again(guide)
             except BadGrammar:
                 return False
+            if root is None:
+                return False
+            guide.root = root
             guide.matcher = guide.root.new()
-            self.engine.replay(guide.matcher, guide.taken)
+            self._replay(guide)
             if not guide.matcher.is_broken:
                 self.engine.fill([(guide.matcher, 0)], words)
         return not guide.matcher.is_broken and not guide.root.is_worn
 
-    def _compile_again(self, guide: Guide) -> Root:
-        """Raises BadGrammar."""
+    def _compile_again(self, guide: Guide) -> Root | None:
+        """None: enough are for this step. Raises BadGrammar."""
         key = (guide.constraint.kind, guide.constraint.text)
-        if guide.renewals == RENEWALS_MAX:
-            return self.engine.compile(*key)
+        alone = guide.renewals == RENEWALS_MAX
         with self._lock:
-            root = self._roots.get(key)
-            if root is not None and root.is_worn:
-                del self._roots[key]
-        return self.prepare(guide.constraint)
+            root = None if alone else self._roots.get(key)
+        if root is not None and not root.is_worn:
+            return root
+        if self._renewed == RENEWED_MAX:
+            return None
+        self._renewed += 1
+        root = self.engine.compile(*key, alone=alone)
+        self.work += 1
+        if not alone:
+            with self._lock:
+                self._roots[key] = root
+        return root
+
+    def _replay(self, guide: Guide) -> None:
+        """Moves a new matcher on by what was taken before."""
+        for token in guide.taken:
+            if guide.matcher.is_broken:
+                return
+            self.engine.replay(guide.matcher, token)
+            self.work += 1
 
     def _move(self, guide: Guide, token: int) -> None:
         if self._follow(guide, token):
             guide.matcher.take(token)
+            self.work += 1
 
     def _follow(self, guide: Guide, token: int) -> bool:
         pieces = self.table.pieces

@@ -52,6 +52,11 @@ class GuidedRows:
             raise BadConfig(str(error)) from None
         return self.constrainer
 
+    @property
+    def work(self) -> int:
+        """Rises while grammars are followed. For any thread."""
+        return 0 if self.constrainer is None else self.constrainer.work
+
     def guide(self, step: StepInput) -> None:
         """Applies the step's deltas to the guides. A row that cannot be guided fails."""
         constrainer = self.constrainer

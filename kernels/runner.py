@@ -174,7 +174,8 @@ class Runner:
 
     def progress(self) -> int | None:
         """Changes while a step computes, see `Ops.progress`. From any thread."""
-        return self.model.ops.progress()
+        counted = self.model.ops.progress()
+        return None if counted is None else counted + self.guided.work
 
     def when_computing(self, call: Callable[[], None]) -> None:
         """Where steps are not asynchronous: `call` is called in each, from its thread, when nothing

@@ -7,7 +7,7 @@ what it takes breaks it. Only what several share is spent: what a row has for it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from kernels.constrain import Engine, Matcher, Root, Words
 
@@ -57,8 +57,9 @@ class WearingEngine:
         self.room = room
         self.spent_count = 0
 
-    def compile(self, kind: str, text: str) -> WearingRoot:
-        return WearingRoot(self.engine.compile(kind, text), self.room(), self._spent)
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> WearingRoot:
+        root = self.engine.compile(kind, text, alone=alone)
+        return WearingRoot(root, self.room(), self._spent)
 
     def fill(self, matchers: list[tuple[WearingMatcher, int]], mask: Words) -> None:
         self.engine.fill([(matcher.matcher, index) for matcher, index in matchers], mask)
@@ -71,8 +72,8 @@ class WearingEngine:
                 row[:] = 0
                 row[first] = bits & -bits
 
-    def replay(self, matcher: WearingMatcher, tokens: Sequence[int]) -> None:
-        self.engine.replay(matcher.matcher, tokens)
+    def replay(self, matcher: WearingMatcher, token: int) -> None:
+        self.engine.replay(matcher.matcher, token)
 
     def _spent(self) -> None:
         self.spent_count += 1

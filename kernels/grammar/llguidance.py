@@ -10,7 +10,6 @@ comes to an end. `ebnf` takes the GBNF form (`root ::= …`) and the library's o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -25,14 +24,17 @@ WHITESPACE_MAX = 8
 MESSAGE_CHARS_MAX = 300
 PROBES = 2  # masks tried when a grammar is compiled
 # What one mask may cost. Beyond it the constraint is refused: about 500 optional properties of one
-# object, and a few hundredths of a second. And how many states the automaton of a grammar may have,
-# which all its matchers make together: some 0.5 KB each. With more of them all its matchers break.
+# object, a few milliseconds; where a grammar is ambiguous it can be half a second. And how many
+# states the automaton of a grammar may have, which all its matchers make together: some 0.5 KB
+# each. With more of them all its matchers break.
 LIMITS = {
     "verbose_errors": False,
     "max_items_in_row": 2000,
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
 }
+STATES_ALONE = 250_000  # for a text of one row that needs more than all have together: a long one
+FORCED_BYTES = 512  # cut into tokens at once, of a text that is forced
 SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")  # what is no character of its own in an expression
 MARK = "\x02"  # a character that joins no other
 BLANKS = r"[\x20\x0A\x0D\x09]"
@@ -63,7 +65,9 @@ class Vocabulary:
         self.piece_len_max = max(map(len, self.by_piece), default=1)
 
     def __call__(self, text: bytes) -> list[int]:
-        """Ids that spell `text` (UTF-8), as the model's tokenizer does it."""
+        """Ids that spell the beginning of `text` (UTF-8), as the model's tokenizer does it. The
+        library takes the first of them, and asks again behind it."""
+        text = beginning(text, FORCED_BYTES)
         if self.encode is not None:
             words = text.decode()
             ids = self.encode(words)
@@ -98,27 +102,28 @@ class Llguidance:
             TokenizerWrapper(Vocabulary(table)),
             eos_token=list(table.eos_ids),
         )
-
+        self.eos_ids = frozenset(table.eos_ids)
         self.specials = {
             table.pieces[token].decode("utf-8", "replace"): token
             for token in table.special
             if token < len(table.pieces) and table.pieces[token] and token not in table.eos_ids
         }
 
-    def compile(self, kind: str, text: str) -> Root:
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Root:
         """Raises BadGrammar."""
         if kind == "structural_tag":
             lark = Writer(self.specials, JSON_OPTIONS).write(json.loads(text))
             grammar = str(LLMatcher.grammar_from_lark(lark))
         else:
             grammar = source_of(kind, text)
-        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        limits = {**LIMITS, "max_lexer_states": STATES_ALONE} if alone else LIMITS
+        matcher = LLMatcher(self.tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
         self.check(matcher)
         return Root(matcher, self.probe(matcher.deep_copy()))
 
     def probe(self, matcher: LLMatcher) -> int:
         """The first masks show whether any text matches, and what a mask costs. Gives a token that
-        may come first."""
+        may come first, if possible one that does not end the text."""
         first = -1
         for nth in range(PROBES):
             mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
@@ -128,7 +133,8 @@ class Llguidance:
                 if nth and matcher.is_accepting():
                     return first
                 raise BadGrammar("The constraint cannot be satisfied: no text matches it.")
-            token = int(np.flatnonzero(np.unpackbits(mask, bitorder="little"))[0])
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+            token = next((token for token in allowed if token not in self.eos_ids), allowed[0])
             first = token if nth == 0 else first
             matcher.consume_token(token)
             if matcher.is_stopped() and not matcher.is_error():
@@ -147,15 +153,12 @@ class Llguidance:
         for matcher, index in matchers:
             matcher.state.unsafe_compute_mask_ptr(mask.ctypes.data + index * row_bytes, row_bytes)
 
-    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
-        """With a mask before each, as they came. The library counts what it makes of the automaton
+    def replay(self, matcher: Matcher, token: int) -> None:
+        """With a mask before it, as it came. The library counts what it makes of the automaton
         from one mask to the next, and takes a row of tokens without any for a text that breaks
         it."""
-        for token in tokens:
-            if matcher.is_broken:
-                return
-            matcher.state.compute_bitmask()
-            matcher.take(token)
+        matcher.state.compute_bitmask()
+        matcher.take(token)
 
 
 class Root:
@@ -171,7 +174,7 @@ class Root:
 
     @property
     def is_worn(self) -> bool:
-        """It took its first token when it was compiled."""
+        """It took its first token when it was compiled. (An end is taken whatever is broken.)"""
         return not self.matcher.deep_copy().consume_token(self.first)
 
 
@@ -220,6 +223,14 @@ def source_of(kind: str, text: str) -> str:
         except Exception as error:  # bare ones too: whatever it raises is about this text
             raise BadGrammar(f"The grammar is not valid: {words_of(str(error))}") from None
     raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
+
+
+def beginning(text: bytes, len_max: int) -> bytes:
+    """Of a text in UTF-8, without a part of a character at its end."""
+    end = len_max
+    while end < len(text) and text[end] & 0xC0 == 0x80:
+        end -= 1
+    return text[:end]
 
 
 def literal(text: str) -> str:

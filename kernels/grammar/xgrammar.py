@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ class Xgrammar:
             info, max_threads=COMPILE_THREADS, cache_enabled=False
         )
 
-    def compile(self, kind: str, text: str) -> Root:
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Root:
         """Raises BadGrammar."""
         try:
             root = Root(self.library.GrammarMatcher, self.compile_kind(kind, text))
@@ -87,9 +86,8 @@ class Xgrammar:
             if not matcher.state.fill_next_token_bitmask(rows, index):
                 mask[index] = -1  # nothing is barred
 
-    def replay(self, matcher: Matcher, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            matcher.take(token)
+    def replay(self, matcher: Matcher, token: int) -> None:
+        matcher.take(token)
 
 
 class Root:

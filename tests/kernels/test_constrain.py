@@ -18,13 +18,14 @@ from kernels.batch import Constraint, Sampling, SlotOpen, StepInput, TokenLogpro
 from kernels.constrain import (
     GRAMMARS,
     RENEWAL_LEN,
+    RENEWED_MAX,
     BadGrammar,
     Constrainer,
     EngineUnavailable,
     TokenTable,
     load_engine,
 )
-from kernels.grammar.llguidance import LIMITS
+from kernels.grammar.llguidance import FORCED_BYTES, LIMITS
 from kernels.load.base import BadConfig
 from tests.kernels.conftest import Answered
 from tests.kernels.driver import ints, load
@@ -238,6 +239,36 @@ def test_forced_text_is_spelled_as_the_tokenizer_does_it(
         held.take(ints([0]), ints(allowed))
         said += [pieces[token] for token in allowed if token != EOS]
     assert said == [bytes([part]) if isinstance(part, int) else part for part in cut]
+
+
+def test_a_long_text_that_is_forced_is_cut_as_a_whole_and_in_little_work() -> None:
+    """Each mask and each forced token asks how all that follows is cut, of which one is taken."""
+    pieces = [*PIECES, b"na", b"me", "日".encode(), "日日".encode()]
+    ids = {piece: token for token, piece in reversed(list(enumerate(pieces)))}
+    lens: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        lens.append(len(text.encode()))
+        return [ids[word.encode()] for word in re.findall("na|me|日日|日|.", text)]
+
+    text = "".join(random.Random(1).choices(["name", "日日日", "x", "na日"], k=1000))
+    known = TokenTable(pieces, frozenset({EOS, CONTROL}), (EOS,), len(pieces), encode)
+    held = Constrainer(load_engine("llguidance", known), known)
+    held.open(0, Constraint("regex", f"[0-9]{text}"), [])
+    held.take(ints([0]), ints([ids[b"7"]]))
+    lens.clear()
+    jumped: list[int] = []
+    while True:
+        masks = held.masks(ints([0]))
+        assert masks is not None
+        (token,) = np.flatnonzero(masks.allowed(len(pieces))[0]).tolist()
+        held.take(ints([0]), ints([token]))
+        if token == EOS:
+            break
+        jumped += [token, *held.jump(ints([0]), ints([40]))[1].tolist()]
+    assert b"".join(pieces[token] for token in jumped) == text.encode()
+    assert jumped == encode(text)
+    assert max(lens[:-1]) <= FORCED_BYTES
 
 
 LONG = {"type": "object", "properties": {"left_key": OBJ, "null_or": {"enum": ["nullify", "null"]}}}
@@ -480,7 +511,7 @@ class Fickle:
 class FickleEngine:
     is_worn = False
 
-    def compile(self, kind: str, text: str) -> Any:
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Any:
         return self
 
     def new(self) -> Fickle:
@@ -492,8 +523,8 @@ class FickleEngine:
             matcher.is_broken = matcher.masks == 3
             mask[index] = -1
 
-    def replay(self, matcher: Any, tokens: Any) -> None:
-        assert not tokens
+    def replay(self, matcher: Any, token: Any) -> None:
+        raise AssertionError("nothing was generated")
 
 
 def test_a_matcher_that_breaks_fails_its_row_alone() -> None:
@@ -546,7 +577,7 @@ class SharedEngine:
     def __init__(self) -> None:
         self.compiled = 0
 
-    def compile(self, kind: str, text: str) -> Any:
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Any:
         self.compiled += 1
         return SharedRoot()
 
@@ -556,9 +587,8 @@ class SharedEngine:
             matcher.is_broken = matcher.root.is_worn
             mask[index] = sum(matcher.taken)
 
-    def replay(self, matcher: Any, tokens: Any) -> None:
-        for token in tokens:
-            matcher.take(token)
+    def replay(self, matcher: Any, token: int) -> None:
+        matcher.take(token)
 
 
 def test_rows_go_on_where_what_they_share_is_spent() -> None:
@@ -625,21 +655,22 @@ def test_whose_text_is_too_much_fails_and_nobody_else(guilty: list[int]) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("states", [300, 60])
 def test_an_automaton_that_is_spent_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch, states: int, seed: int
 ) -> None:
     """The states of an expression are shared by all who follow it: what ends their number must
-    change nothing that any of them may say."""
+    change nothing that any of them may say; nor what ends it for the text of one alone."""
     rule = Constraint("regex", "([ab]*a[ab]{6}|c([a-z]{1,4} ){30})!")
     apart = [Constrainer(load_engine("llguidance", table()), table()) for _ in range(6)]
-    monkeypatch.setitem(LIMITS, "max_lexer_states", 300)
+    monkeypatch.setitem(LIMITS, "max_lexer_states", states)
     together = Constrainer(load_engine("llguidance", table()), table())
     made: list[tuple[str, str]] = []
     compile_one = together.engine.compile
 
-    def compiled(kind: str, text: str) -> Any:
+    def compiled(kind: str, text: str, *, alone: bool = False) -> Any:
         made.append((kind, text))
-        return compile_one(kind, text)
+        return compile_one(kind, text, alone=alone)
 
     monkeypatch.setattr(together.engine, "compile", compiled)
     rng = random.Random(seed)
@@ -663,14 +694,17 @@ def test_an_automaton_that_is_spent_is_made_again(
     assert len(made) > 1 and set(made) == {("regex", rule.text)}
 
 
+@pytest.mark.parametrize("form", ["{}", "({})?"])
 def test_what_breaks_one_row_of_an_expression_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """One way through it costs more than a mask may, the other next to nothing."""
+    """One way through it costs more than a mask may, the other next to nothing. Also where the text
+    may be empty: the library takes its end from a broken matcher as well."""
+    rule = Constraint("regex", form.format("x( ?[a-z]{1,9}){400}|y[0-9]+"))
     monkeypatch.setitem(LIMITS, "step_lexer_fuel", 300)
     held = Constrainer(load_engine("llguidance", table()), table())
     for slot, first in enumerate("yxyy"):
-        held.open(slot, Constraint("regex", "x( ?[a-z]{1,9}){400}|y[0-9]+"), [])
+        held.open(slot, rule, [])
         held.masks(ints([slot]))
         held.take(ints([slot]), ints([PIECES.index(first.encode())]))
     digits = [PIECES.index(b"%d" % digit) for digit in range(10)]
@@ -687,6 +721,36 @@ def test_what_breaks_one_row_of_an_expression_leaves_the_others(
     assert held.broken == {1} and masks.rows.tolist() == [0, 2, 3]
 
 
+def test_few_are_made_good_in_one_step() -> None:
+    """Others wait for it: of sixty whose text is too much most fail at once."""
+    engine = SharedEngine()
+    shared = Constrainer(engine, table())
+    for slot in range(60):
+        shared.open(slot, Constraint("regex", "x"), [])
+    shared.take(ints(range(60)), ints([255] * 60))
+    masks = shared.masks(ints(range(60)))
+    assert masks is not None and len(masks.broken) == 60
+    assert engine.compiled == 1 + RENEWED_MAX
+
+
+def test_whoever_watches_sees_that_grammars_are_followed() -> None:
+    """A worker in which nothing is counted for a while is taken for one that hangs."""
+    shared = Constrainer(SharedEngine(), table())
+    seen = [shared.work]
+
+    def rises_by(count: int) -> None:
+        seen.append(shared.work)
+        assert seen[-1] - seen[-2] >= count
+
+    for slot in range(10):
+        shared.open(slot, Constraint("regex", "x"), [1] * 5)
+    rises_by(50)
+    shared.masks(ints(range(10)))
+    rises_by(3)
+    shared.take(ints(range(10)), ints([1] * 10))
+    rises_by(10)
+
+
 class Hasty:
     """A matcher that says twice what is forced, and breaks as it takes the second."""
 
@@ -696,7 +760,7 @@ class Hasty:
         self.is_broken = False
         self.taken: list[int] = []
 
-    def compile(self, kind: str, text: str) -> Any:
+    def compile(self, kind: str, text: str, *, alone: bool = False) -> Any:
         return self
 
     def new(self) -> Any:
@@ -710,8 +774,8 @@ class Hasty:
         self.taken.append(token)
         return not self.is_broken
 
-    def replay(self, matcher: Any, tokens: Any) -> None:
-        assert not tokens
+    def replay(self, matcher: Any, token: Any) -> None:
+        raise AssertionError("nothing was generated")
 
     def fill(self, matchers: Any, mask: Any) -> None:
         assert not matchers
