@@ -322,6 +322,30 @@ MUTANTS = (
         "    return False\n",
     ),
     Mutant(
+        "tools: a strict one is not held to where the model chooses",
+        "actors/gateway/shape.py",
+        "        if tags is not None:\n",
+        "        if tags is True:\n",
+    ),
+    Mutant(
+        "tools: others than those that are allowed may be called",
+        "actors/gateway/shape.py",
+        "tags(signatures_of(callable_tools, always=False))",
+        "tags(signatures_of(tools, always=False))",
+    ),
+    Mutant(
+        "tools: a second call is told where one is allowed",
+        "actors/gateway/reading.py",
+        "            if not isinstance(event, Text) and self.shape.single and event.call:\n",
+        "            if not isinstance(event, Text) and self.shape.single and event.call < 0:\n",
+    ),
+    Mutant(
+        "tools: a marker that comes in two pieces is text",
+        "actors/gateway/tools/base.py",
+        "    held = max((begun(text, marker) for marker in markers), default=0)\n",
+        "    held = 0\n",
+    ),
+    Mutant(
         "gateway: how long an answer took is told by the wall clock",
         "actors/gateway/doors/generate.py",
         "created_s, now_s)",
@@ -438,7 +462,7 @@ MUTANTS = (
     Mutant(
         "worker: a grammar that is made again begins afresh",
         "kernels/constrain.py",
-        "            self._replay(guide)\n            if not",
+        "            self.engine.replay(guide.matcher, guide.taken)\n            if not",
         "            if not",
     ),
     Mutant(

@@ -8,6 +8,7 @@ would be without any trouble.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from actors.gateway.call import Row
@@ -81,6 +82,9 @@ class Got:
 
 class Answer:
     """What one HTTP client has got, over all its connections."""
+
+    calls: Sequence[Sequence[tuple[str, str]]] = ()  # of each choice
+    is_within_call = False  # one that the model has chosen to make
 
     def __init__(self, client: Any) -> None:
         self.ask = client.ask

@@ -14,7 +14,7 @@ import msgspec
 from actors.gateway.call import Call, Prompt
 from actors.gateway.pattern import read_pattern
 from actors.gateway.shape import Parsers, read_shape
-from bench.sim.scenario import CALLED, TOOLS, Ask
+from bench.sim.scenario import CALLED, CHOICE_WAYS, TOOLS, Ask
 from bench.sim.vectors import LABEL_IDS
 from messages.openai import ChatBody
 from messages.types import Grammar, Sampling, StopRules, pack
@@ -56,20 +56,29 @@ def call_of(ask: Ask) -> Call:
 
 def tool_fields(tools: str) -> dict[str, Any]:
     """Of a body, by `Ask.tools`."""
-    chosen: Any = "required"
+    one = {"type": "function", "function": {"name": CALLED}}
+    chosen: Any = "auto" if tools in CHOICE_WAYS else "required"
     if tools == "named":
-        chosen = {"type": "function", "function": {"name": CALLED}}
-    return {"tools": list(TOOLS), "tool_choice": chosen, "parallel_tool_calls": tools != "single"}
+        chosen = one
+    elif tools == "allowed":
+        chosen = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [one]}}
+    given = list(TOOLS)
+    if tools in CHOICE_WAYS and tools != "loose":
+        given = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    is_parallel = not tools.endswith("single")
+    return {"tools": given, "tool_choice": chosen, "parallel_tool_calls": is_parallel}
 
 
 @functools.cache
-def grammar_of(tools: str) -> tuple[str, str]:
-    """What an answer is held to, as `Ask.grammar`."""
+def grammar_of(tools: str, form: str = "") -> tuple[str, ...]:
+    """What an answer is held to, as `Ask.grammar`; `form`: how its model writes calls."""
     message = {"role": "user", "content": ""}
     body = {"model": "tiny", "messages": [message], **tool_fields(tools)}
     chat = msgspec.json.decode(msgspec.json.encode(body), type=ChatBody)
-    grammar = read_shape(chat, Parsers(), None, len(TOOLS)).grammar
-    assert grammar is not None
+    grammar = read_shape(chat, Parsers(tool=form), None, len(TOOLS)).grammar
+    if grammar is None:
+        assert tools in CHOICE_WAYS, f"{tools} holds an answer to nothing"
+        return ()
     return grammar.kind, grammar.text
 
 
@@ -79,7 +88,7 @@ def path_of(ask: Ask) -> str:
 
 
 def body_of(ask: Ask) -> bytes:
-    """A completion, or a chat where tools are to be called."""
+    """A completion, or a chat where tools are to be called, or may be."""
     is_whole = ask.reader in ("http whole", "http line")
     body: dict[str, Any] = {
         "model": "tiny",

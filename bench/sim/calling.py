@@ -1,23 +1,45 @@
 """This file is what chats of a simulated world that call tools have got, and what they must get.
 
 It does not know connections or faults. What the calls are is read from the whole text of an answer,
-once, and held against its JSON where that is complete. Laws that an answer is held to, in whatever
-pieces and visits it comes: calls come in order, each with one id and one name; arguments are a
-prefix of the reference; an end has all of them, and the reason that a caller acts upon.
+once, and held against its JSON where that is complete; where the model chooses, against the tools
+that strict calls fit, and against what it is known to write. Laws that an answer is held to, in
+whatever pieces and visits it comes: calls come in order, each with one id and one name; arguments
+are a prefix of the reference; an end has all of them, and the reason that a caller acts upon.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
 
 from actors.gateway.reading import Reader
 from actors.gateway.shape import JSON, NAMED, Shape
 from actors.gateway.tools.base import Arguments, Start, Text
 from bench.sim.answers import Answer
+from bench.sim.habit import ARGUMENTS, FORMS
 from bench.sim.oracle import Right
-from bench.sim.scenario import CALLED, TOOLS, Ask
+from bench.sim.scenario import CALLED, CHOICE_WAYS, TOOLS, Ask
 from bench.sim.text import END
+from messages.types import FinishReason
+
+
+class Look(msgspec.Struct, forbid_unknown_fields=True):
+    """What a strict call of the first tool has."""
+
+    at: Literal["the house", "the letter"]
+    count: int | msgspec.UnsetType = msgspec.field(name="for", default=msgspec.UNSET)
+
+
+class Book(msgspec.Struct, forbid_unknown_fields=True):
+    """And of the second."""
+
+    days: Annotated[list[int], msgspec.Meta(min_length=2)]
+    is_small: bool
+
+
+KINDS: dict[str, type[msgspec.Struct]] = {"look": Look, CALLED: Book}
 
 
 class Said(NamedTuple):
@@ -28,11 +50,8 @@ class Said(NamedTuple):
     finish: str
 
 
-def said_in(tools: str, right: Right) -> Said:
-    names = (CALLED,) if tools == "named" else tuple(tool["function"]["name"] for tool in TOOLS)
-    parser = NAMED if tools == "named" else JSON
-    shape = Shape(tool_parser=parser, names=names, single=tools == "single")
-    reader = Reader(shape, "", 0)
+def said_in(ask: Ask, right: Right) -> Said:
+    reader = Reader(shape_of(ask), "", 0)
     content = ""
     calls: list[tuple[str, str]] = []
     for event in [*reader.feed(right.text), *reader.flush()]:
@@ -45,9 +64,22 @@ def said_in(tools: str, right: Right) -> Said:
                 name, before = calls[event.call]
                 calls[event.call] = (name, before + event.text)
     said = Said(content, calls, reader.finish_reason(right.finish))
-    if right.matched == END:
-        assert_complete(tools, right.text, said)
+    if ask.tools in CHOICE_WAYS:
+        assert_chosen(ask, right, said)
+    elif right.matched == END:
+        assert_complete(ask.tools, right.text, said)
     return said
+
+
+def shape_of(ask: Ask) -> Shape:
+    """How its answer is to be read."""
+    names = tuple(tool["function"]["name"] for tool in TOOLS)
+    if ask.tools in ("named", "allowed"):
+        names = (CALLED,)
+    parser = NAMED if ask.tools == "named" else JSON
+    if ask.tools in CHOICE_WAYS:
+        parser = ask.form
+    return Shape(tool_parser=parser, names=names, single=ask.tools.endswith("single"))
 
 
 def assert_complete(tools: str, text: str, said: Said) -> None:
@@ -61,14 +93,50 @@ def assert_complete(tools: str, text: str, said: Said) -> None:
     assert not said.content, f"{said.content!r} beside the calls of {text!r}"
 
 
+def assert_chosen(ask: Ask, right: Right, said: Said) -> None:
+    """Text or calls, as the model has it."""
+    form, text, calls = FORMS[ask.form], right.text, said.calls
+    is_over = right.matched == END  # else its last call may be cut off
+    is_strict = ask.tools != "loose" and form.is_held
+    if ask.tools.endswith("single"):
+        assert len(calls) <= 1, f"{calls} where one is allowed"
+    if is_strict:
+        for name, arguments in calls if is_over else calls[:-1]:
+            assert_fits(ask, name, arguments)
+    for script, (name, words) in zip(form.scripts, ARGUMENTS, strict=True):
+        if text.startswith(script) and name in shape_of(ask).names:
+            assert calls, f"no call in {text!r}"
+            found = (calls[0][0], json.loads(calls[0][1]))
+            assert found == (name, json.loads(words)), f"{found} in {text!r}"
+    if form.trigger not in text:
+        assert not calls and said.content == text, f"{calls} and {said.content!r} of {text!r}"
+    ends = "tool_calls" if calls and right.finish is FinishReason.STOP else right.finish.value
+    assert said.finish == ends, f"{said.finish}, not {ends}, of {text!r}"
+
+
+def assert_fits(ask: Ask, name: str, arguments: str) -> None:
+    assert name in shape_of(ask).names, f"{name} was not to be called"
+    try:
+        msgspec.json.decode(arguments, type=KINDS[name])
+    except msgspec.MsgspecError as error:
+        raise AssertionError(f"{name} was called with {arguments!r}: {error}") from error
+
+
 class ChatAnswer(Answer):
     """What one client has got of a chat, over all its connections."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(client)
-        self.said = [said_in(self.ask.tools, right) for right in self.rights]
+        self.said = [said_in(self.ask, right) for right in self.rights]
         self.calls: list[list[tuple[str, str]]] = [[] for _ in self.rights]
         self.ids: list[list[str]] = [[] for _ in self.rights]
+
+    @property
+    def is_within_call(self) -> bool:  # type: ignore[override]
+        return self.ask.tools in CHOICE_WAYS and any(
+            calls and calls[-1] != said.calls[len(calls) - 1]
+            for calls, said in zip(self.calls, self.said, strict=True)
+        )
 
     def take_choice(self, index: int, choice: dict[str, Any]) -> None:
         delta = choice.get("delta") or choice.get("message") or {}

@@ -15,7 +15,7 @@ from actors.gateway.actor import Gateway
 from actors.gateway.errors import Refused
 from actors.gateway.stream import Stream
 from actors.runtime.life import Life
-from bench.sim.answers import Got, Story, assert_native, vector_for
+from bench.sim.answers import Answer, Got, Story, assert_native, vector_for
 from bench.sim.batching import Batch
 from bench.sim.bodies import (
     EMBEDDINGS,
@@ -29,7 +29,7 @@ from bench.sim.bodies import (
     path_of,
 )
 from bench.sim.calling import answer_of
-from bench.sim.scenario import Ask
+from bench.sim.scenario import CHOICE_WAYS, Ask
 from bench.sim.site import Exchange, Lost
 from bench.sim.text import END
 from messages.types import Problem, unpack_floats
@@ -198,7 +198,7 @@ class Client:
         if exchange.is_cut or not answer.is_over:
             raise Lost
         answer.assert_whole()
-        self.count_calls()
+        self.count_calls(answer)
         return True
 
     async def by_returning(self, life: Life) -> bool:
@@ -227,6 +227,7 @@ class Client:
                 continue  # nobody keeps it here; the next visit asks for it again
             if is_back and exchange.status == 200:
                 self.count_return(life)
+                world.seen["came back within a call that was chosen"] += answer.is_within_call
             try:
                 answer.take(exchange)
             finally:
@@ -234,7 +235,7 @@ class Client:
                     self.answer = answer_of(self)
             if answer.is_over:
                 answer.assert_whole()
-                self.count_calls()
+                self.count_calls(answer)
                 return True
             if not exchange.has_left:
                 raise Lost
@@ -316,9 +317,15 @@ class Client:
                 return False
             life = found
 
-    def count_calls(self) -> None:
-        is_called = bool(self.ask.tools) and self.rights[0].matched == END
-        self.world.seen["a tool was called"] += is_called
+    def count_calls(self, answer: Answer) -> None:
+        """Of a whole answer."""
+        tools, seen = self.ask.tools, self.world.seen
+        if tools in CHOICE_WAYS:
+            has_called = any(answer.calls)
+            seen["a call was chosen"] += has_called
+            seen["text was chosen where a call might have been"] += not has_called
+        elif tools:
+            seen["a tool was called"] += self.rights[0].matched == END
 
     def count_return(self, life: Life) -> None:
         world, before = self.world, self.was_at

@@ -55,6 +55,7 @@ def config_of(scenario: Scenario, model: Path) -> Config:
             recover_s=RECOVER_S,
             resume_s=shape.resume_s,
             resume_streams_max=shape.resume_streams_max,
+            tool_parser=shape.form or "auto",
             batch_dir=str(batch_dir(model, scenario.seed)) if shape.batches else "",
         ),
         tokenizer=TokenizerConfig(),

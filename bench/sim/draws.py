@@ -4,7 +4,8 @@ It does not know how anything is run. Each stream of draws has a name of its own
 faults; the wire and the loop have theirs), so that a change of one does not shift the others. Each
 seed draws its own rates (a swarm), since what a mean world does hardly ever, some world does all
 the time. What was thought of later is drawn from streams of its own, age by age (`enrich`, then
-`widen.py`), so that a seed which once found a bug can still be drawn as it was then.
+`widen.py`, then `extend.py`), so that a seed which once found a bug can still be drawn as it was
+then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import enum
 import random
 
 from actors.runtime.clock import rng_for
+from bench.sim.extend import extend
 from bench.sim.scenario import (
     FRONTS,
     GRAMMARS,
@@ -36,9 +38,10 @@ class Age(enum.IntEnum):
     FIRST = 1
     RICH = 2  # with `enrich`
     WIDE = 3  # and with `widen`
+    LONG = 4  # and with `extend`
 
 
-def draw(seed: int, duration_s: float, *, shuffles: bool = False, age: Age = Age.WIDE) -> Scenario:
+def draw(seed: int, duration_s: float, *, shuffles: bool = False, age: Age = Age.LONG) -> Scenario:
     shape = draw_shape(rng_for(seed, "shape"), shuffles)
     menu = draw_menu(rng_for(seed, "menu"))
     if age is Age.FIRST:
@@ -49,7 +52,10 @@ def draw(seed: int, duration_s: float, *, shuffles: bool = False, age: Age = Age
     quiet_s = duration_s * more.choice((0.0, 0.3, 0.6))
     asks = draw_asks(rng_for(seed, "workload"), duration_s - quiet_s, shape)
     scenario = enrich(Scenario(seed, duration_s, shape, asks, menu), quiet_s, more)
-    return scenario if age is Age.RICH else widen(scenario)
+    if age is Age.RICH:
+        return scenario
+    scenario = widen(scenario)
+    return scenario if age is Age.WIDE else extend(scenario)
 
 
 def enrich(scenario: Scenario, quiet_s: float, rng: random.Random) -> Scenario:

@@ -17,7 +17,8 @@ import numpy as np
 
 from actors.vocab.vocab import Vocab
 from bench.sim.bodies import grammar_of
-from bench.sim.scenario import TOOLS, Ask
+from bench.sim.habit import FORMS, Habit
+from bench.sim.scenario import CALLED, TOOLS, Ask
 from bench.sim.shadow import CHOICE_STRIDE, ids_of, next_token
 from bench.sim.text import END, VOCAB_SIZE
 from kernels.batch import Constraint
@@ -48,6 +49,13 @@ class Oracle:
         )
         # Not by its registry, which imports the other engines and with them torch.
         self.engine: Engine = Llguidance(self.table)
+        self.habits: dict[str, Habit] = {}  # by format
+
+    def habit(self, form: str) -> Habit | None:
+        """What its model is inclined to, in a deployment of this format."""
+        if form and form not in self.habits:
+            self.habits[form] = Habit(self.vocab, form)
+        return self.habits.get(form)
 
     def constrainer(self) -> Constrainer:
         """A worker's, with no slot taken."""
@@ -59,6 +67,7 @@ class Oracle:
         seed = ask.seed + CHOICE_STRIDE * choice
         tokens = list(ask.prompt)
         prompt_len = len(tokens)
+        habit = self.habit(ask.form)
         constrainer = self.constrainer()
         if ask.grammar:
             constrainer.open(0, Constraint(*ask.grammar), ())
@@ -68,7 +77,8 @@ class Oracle:
             masks = constrainer.masks(slot)
             allowed = None if masks is None else ids_of(masks, VOCAB_SIZE)
             said = tokens[prompt_len:] if ask.penalised else None
-            token = next_token(cells, seed, VOCAB_SIZE, said, allowed)
+            wish = None if habit is None else habit.wish(tokens, prompt_len)
+            token = next_token(cells, seed, VOCAB_SIZE, said, allowed, wish)
             tokens.append(token)
             constrainer.take(slot, np.array([token], np.int32))
             if token in ends:
@@ -80,7 +90,8 @@ class Oracle:
         last = tokens[-1]
         ends = set(ask.stop_ids) | (set() if ask.ignore_eos else {END})
         spoken = tokens[:-1] if last in ends else tokens  # a stop id is no text
-        decode = self.vocab.decode
+        is_shown = bool(ask.form) and FORMS[ask.form].shows_special
+        decode = functools.partial(self.vocab.decode, skip_special=not is_shown)
         stop = ask.stop_pattern or re.escape(ask.stop)
         for count in range(1, len(spoken) + 1 if stop else 0):
             text = decode(spoken[:count])
@@ -107,16 +118,21 @@ class Oracle:
         if ask.reader == "http background" or ask.tools:
             text = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
         if ask.tools:
-            names = " ".join(tool["function"]["name"] for tool in TOOLS)
-            text = names + text
-            ask = ask._replace(grammar=grammar_of(ask.tools))
+            names = [tool["function"]["name"] for tool in TOOLS]
+            if ask.tools == "allowed" and not FORMS[ask.form].is_held:
+                names = [CALLED]  # the others cannot be barred
+            text = " ".join(names) + text
+            ask = ask._replace(grammar=grammar_of(ask.tools, ask.form))
         return ask._replace(prompt=tuple(self.vocab.encode(text, add_special=False)))
 
     def with_stop(self, ask: Ask, pick: float) -> Ask:
         """Gives it a stop string that its own text meets, perhaps across two tokens; or a pattern
         of as many characters."""
         tokens = self.tokens(ask, 0)
-        text = self.vocab.decode(tokens[: 1 + int(pick * ask.max_tokens)])
+        is_shown = bool(ask.form) and FORMS[ask.form].shows_special
+        text = self.vocab.decode(
+            tokens[: 1 + int(pick * ask.max_tokens)], skip_special=not is_shown
+        )
         end = len(text)
         stop = text[max(0, end - 1 - int(pick * 7) % 3) :]
         if not stop or "\ufffd" in stop:

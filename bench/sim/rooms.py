@@ -61,6 +61,7 @@ class Device(Section, frozen=True):
     jumps_vary: bool = False  # not all forced tokens that there is room for are appended
     wear_max: int = 0  # tokens after which a grammar is spent for all who share it; 0: never
     poison: int | None = None  # a token that the device dies of, where a prompt begins with it
+    form: str = ""  # in which its model writes calls
 
 
 class Pace:
@@ -129,6 +130,7 @@ class ShadowRoom(CompilesBeside, Actor):
             eos_ids=(END,),
             namespace_of=namespace_of,
             constrainer=self.oracle.constrainer(),
+            habit=self.oracle.habit(device.form),
         )
         self.watch = Watch(worker.hang_s)
         self.kept: set[Grammar] = set()  # compiled, as the real one keeps them
@@ -253,6 +255,9 @@ class ShadowRoom(CompilesBeside, Actor):
             if ask is not None and ask.stop:
                 seen["resumed with a stop string"] += 1
                 seen["resumed within a stop string"] += text.endswith(ask.stop[:1])
+            habit = self.shadow.habit
+            is_within = habit is not None and habit.is_within(unpack(row.tokens), row.prompt_len)
+            seen["resumed within a call that was chosen"] += is_within
             seen["resumed with a stop pattern"] += ask is not None and bool(ask.stop_pattern)
             if row.grammar is not None:
                 seen[f"resumed with a grammar: {row.grammar.kind}"] += 1

@@ -91,6 +91,11 @@ LONG_STOP = ("aab", ("regex", "a{40,70}b( [a-z]{1,9}){0,3}"))
 # What chats may call, and the one that some of them name.
 CALLED = "book"
 TOOL_WAYS = ("required", "single", "named")
+# And what they may call or not: strict tools, one call of such, tools that are not strict, one of
+# several strict tools.
+CHOICE_WAYS = ("auto", "auto single", "loose", "allowed")
+FORM_NAMES = ("hermes", "deepseek", "mistral", "json", "llama3", "pythonic")  # of `habit.FORMS`
+PLEASE = "please"  # the first word to a model that is to think of its tools
 TOOLS = (
     {"type": "function", "function": {"name": "look", "parameters": {
         "type": "object",
@@ -134,6 +139,7 @@ class Shape(NamedTuple):
     jumps_vary: bool = False  # a worker appends as many forced tokens as chance says
     batches: bool = False  # gateways keep files, and run batches
     wear_max: int = 0  # tokens after which a grammar is spent for all who share it; 0: never
+    form: str = ""  # in which the model writes calls that it chooses; empty: what its template says
 
 
 class Ask(NamedTuple):
@@ -164,7 +170,8 @@ class Ask(NamedTuple):
     wants: str = ""  # instead of text: "vector" or "scores"
     text: str = ""  # what `prompt` is made from, where it is given as text
     lines: tuple[Ask, ...] = ()  # of a batch
-    tools: str = ""  # one of `TOOL_WAYS`, for a chat that must call
+    tools: str = ""  # one of `TOOL_WAYS`, for a chat that must call; of `CHOICE_WAYS`, that may
+    form: str = ""  # of its deployment, where it may
 
     def tokens(self, choice: int) -> list[int]:
         """What it gets: a plain function of what it asks."""

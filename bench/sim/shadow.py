@@ -17,6 +17,7 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,18 @@ from kernels.constrain import Constrainer, Masks
 from messages.types import Logprob, Sampling, pack, unpack
 from messages.worker import Facts, Row, Step, StepDone, StepFailed, Vector
 
+if TYPE_CHECKING:
+    from bench.sim.habit import Habit
+
 Cell = tuple[int, int, str]  # token, position, namespace
 CHOICE_STRIDE = 1_000_003
+
+
+class Wish(NamedTuple):
+    """A token that a model is inclined to say."""
+
+    token: int
+    odds: int  # of 256
 
 
 def next_token(
@@ -36,14 +47,17 @@ def next_token(
     vocab_size: int,
     said: Sequence[int] | None = None,
     allowed: Sequence[int] | None = None,
+    wish: Wish | None = None,
 ) -> int:
     """What the model says after `cells`. `said`: the generated tokens, where a penalty counts
-    them. `allowed`: at least one id, in order; None: all."""
+    them. `allowed`: at least one id, in order; None: all. `wish`: what it is inclined to say."""
     heard: tuple[object, ...] = (seed, list(cells))
     if said is not None:
         heard += (sorted(Counter(said).items()),)
     digest = hashlib.blake2b(repr(heard).encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
+    if wish is not None and digest[7] < wish.odds and (allowed is None or wish.token in allowed):
+        return wish.token
     return number % vocab_size if allowed is None else allowed[number % len(allowed)]
 
 
@@ -101,9 +115,11 @@ class ShadowWorker:
         namespace_of: Callable[[str], str] = lambda request: "",
         constrainer: Constrainer | None = None,
         jump_max: Callable[[], int] | None = None,
+        habit: Habit | None = None,
     ) -> None:
         """`jump_max`: how many forced tokens are appended at most, asked each time."""
         self.jump_max = jump_max
+        self.habit = habit
         self.facts = Facts(
             model="shadow",
             vocab_size=vocab_size,
@@ -195,7 +211,10 @@ class ShadowWorker:
         masks = None if self.constrainer is None else self.constrainer.masks(one)
         allowed = None if masks is None else ids_of(masks, self.facts.vocab_size)
         cells = self._read(tenant)
-        token = next_token(cells, tenant.seed, self.facts.vocab_size, said, allowed)
+        wish = None
+        if self.habit is not None:
+            wish = self.habit.wish([cell[0] for cell in cells], tenant.prompt_len)
+        token = next_token(cells, tenant.seed, self.facts.vocab_size, said, allowed, wish)
         if self.constrainer is not None:
             self.constrainer.take(one, np.array([token], np.int32))
         return token

@@ -42,7 +42,7 @@ FORCING = tuple(grammar for grammar in LONG_GRAMMARS if grammar[0] in ("regex", 
 NOTHING: dict[str, Any] = {
     "choice_count": 1, "stop_ids": (), "stop": "", "logprobs": False, "namespace": "",
     "penalised": False, "grammar": (), "is_impossible": False, "meets": "", "stop_pattern": "",
-    "wants": "", "text": "", "tools": "",
+    "wants": "", "text": "", "tools": "", "form": "",
 }  # fmt: skip
 Change = Callable[[Ask, random.Random], Ask]
 

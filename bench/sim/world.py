@@ -328,6 +328,7 @@ class World:
             compile_s=shape.compile_s,
             jumps_vary=shape.jumps_vary,
             wear_max=shape.wear_max,
+            form=shape.form,
         )
         root, nodes = rooms.build(
             config_of(scenario, self.model), device, shape.placement, shape.restarts_max
