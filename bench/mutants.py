@@ -313,13 +313,37 @@ MUTANTS = (
         "batches: one that had begun does not go on in the next life",
         "actors/gateway/batches/store.py",
         'RUNNABLE = ("validating", "in_progress", "finalizing", "cancelling")',
-        'RUNNABLE = ("validating", "finalizing", "cancelling")',
+        'RUNNABLE = ("validating", "validating", "finalizing", "cancelling")',
     ),
     Mutant(
         "batches: a line that finds no room has failed",
         "actors/gateway/doors/batch_runner.py",
         "    return problem.fault in (Fault.OVERLOADED, Fault.UNAVAILABLE)\n",
         "    return False\n",
+    ),
+    Mutant(
+        "batches: what a drain keeps from running has failed",
+        "actors/gateway/doors/batch_runner.py",
+        "                if is_for_now(refused.problem):\n",
+        "                if is_for_now(refused.problem) and self.gateway.is_open:\n",
+    ),
+    Mutant(
+        "batches: those of a front end that is no more are nobody's",
+        "actors/gateway/doors/batch_runner.py",
+        "            await self.keep(lambda: self.store.adopt(self.owner, owners))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "batches: one that goes on begins afresh",
+        "actors/gateway/doors/batch_runner.py",
+        '            if batch.status == "validating":\n',
+        '            if batch.status in ("validating", "in_progress"):\n',
+    ),
+    Mutant(
+        "batches: what one came to is not kept for long",
+        "actors/gateway/batches/store.py",
+        "        expires_at = None if seconds is None else now_s + seconds\n",
+        "        expires_at = now_s + (seconds or 30)\n",
     ),
     Mutant(
         "tools: a strict one is not held to where the model chooses",
@@ -462,7 +486,7 @@ MUTANTS = (
     Mutant(
         "worker: a grammar that is made again begins afresh",
         "kernels/constrain.py",
-        "            self.engine.replay(guide.matcher, guide.taken)\n            if not",
+        "            self._replay(guide)\n            if not",
         "            if not",
     ),
     Mutant(

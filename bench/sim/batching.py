@@ -1,9 +1,10 @@
 """This file is the client of a batch in a simulated world: it uploads, asks, looks, and judges.
 
 It does not know faults. A gateway that dies is asked again, or another one: what it has been told
-is kept on the disk. Laws: a batch that was taken ends, whatever dies meanwhile; each line has one
-result, the right one or a failure that something explains; none expires within a day,
-whatever is done to the wall clock.
+is kept on the disk. Laws: a batch that was taken ends, whatever dies meanwhile, and also when the
+server itself ends before it and is started anew; each line has one result, the right one or a
+failure that something explains, and what has been done stays done; none expires within a day,
+whatever is done to the wall clock; what has ended is there in the next run as it was.
 """
 
 from __future__ import annotations
@@ -51,30 +52,54 @@ class Batch:
             for ask in self.ask.lines
         ]
         self.visits = 0
+        self.batch_id = ""  # once it is told
+        self.began_s = 0.0
+        self.done_count = 0  # lines, at the last look
+        self.is_cancelled = False  # or was asked to be
+        self.ended: dict[str, Any] | None = None
+        self.found: list[dict[str, Any]] = []  # its results
 
     async def run(self) -> bool:
         """Whether it was judged: False where there was nobody to ask."""
         try:
             file_id = (await self.door("POST", FILES, form(self.input()), FORM))["id"]
-            began_s = self.world.loop.time()
+            self.began_s = self.world.loop.time()
             body = {
                 "input_file_id": file_id,
                 "endpoint": path_of(self.ask.lines[0]),
                 "completion_window": "24h",
             }
             batch = await self.door("POST", BATCHES, msgspec.json.encode(body))
-            batch, is_cancelled = await self.wait(batch["id"])
-            self.assert_end(batch, is_cancelled)
-            results = await self.results(batch)
+            self.batch_id = batch["id"]
+            await self.see_end()
         except Ended:
             return False
-        self.judge(batch, results, began_s)
-        seen = self.world.seen
-        seen["a batch came to its end"] += not is_cancelled
-        seen["a batch was cancelled"] += batch["status"] == "cancelled"
-        if any(at_s > began_s and "gateway" in path for at_s, path, _ in self.world.deaths):
-            seen["a batch went on after a gateway died"] += not is_cancelled
         return True
+
+    async def see_end(self) -> None:
+        """Raises Ended."""
+        batch = await self.wait()
+        self.assert_end(batch)
+        results = await self.results(batch)
+        self.judge(batch, results)
+        self.ended, self.found = batch, results
+        seen = self.world.seen
+        seen["a batch came to its end"] += not self.is_cancelled
+        seen["a batch was cancelled"] += batch["status"] == "cancelled"
+        if any(at_s > self.began_s and "gateway" in path for at_s, path, _ in self.world.deaths):
+            seen["a batch went on after a gateway died"] += not self.is_cancelled
+
+    async def go_on(self) -> None:
+        """In the next run of the server, which has it as the last one left it."""
+        seen = self.world.seen
+        batch = await self.look()
+        if self.ended is None:
+            seen["a batch went on in the next run"] += batch["status"] in RUNNING
+            await self.see_end()
+            return
+        assert batch == self.ended, f"{batch} was {self.ended}"
+        assert await self.results(batch) == self.found, f"other results of {self.batch_id}"
+        seen["what a batch came to was there in the next run"] += 1
 
     def input(self) -> bytes:
         rows = [
@@ -84,23 +109,29 @@ class Batch:
         ]  # fmt: skip
         return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
 
-    async def wait(self, batch_id: str) -> tuple[dict[str, Any], bool]:
+    async def wait(self) -> dict[str, Any]:
         """Until it has ended; some are cancelled meanwhile."""
         looks = 0
-        is_cancelled = False
-        path = f"{BATCHES}/{batch_id}"
         while True:
             await asyncio.sleep(LOOK_S)
-            batch = await self.door("GET", path)
+            batch = await self.look()
             if batch["status"] not in RUNNING:
-                return batch, is_cancelled
+                return batch
             looks += 1
             if self.ask.after % 5 < 2 and looks == 1 + self.ask.after % 2:
+                self.is_cancelled = True
                 try:
-                    await self.door("POST", f"{path}/cancel")
+                    await self.door("POST", f"{BATCHES}/{self.batch_id}/cancel")
                 except Refused as refused:  # it has ended just now
                     assert "cannot be cancelled" in refused.problem.message, refused.problem
-                is_cancelled = True
+
+    async def look(self) -> dict[str, Any]:
+        batch = await self.door("GET", f"{BATCHES}/{self.batch_id}")
+        counts = batch["request_counts"]
+        done = counts["completed"] + counts["failed"]
+        assert done >= self.done_count, f"{done} of {self.done_count} results are left: {batch}"
+        self.done_count = done
+        return batch
 
     async def results(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         found = []
@@ -112,8 +143,8 @@ class Batch:
 
     # Laws
 
-    def assert_end(self, batch: dict[str, Any], is_cancelled: bool) -> None:
-        ends = ("completed", "cancelled") if is_cancelled else ("completed",)
+    def assert_end(self, batch: dict[str, Any]) -> None:
+        ends = ("completed", "cancelled") if self.is_cancelled else ("completed",)
         assert batch["status"] in ends, batch
         counts = batch["request_counts"]
         done = counts["completed"] + counts["failed"]
@@ -121,7 +152,7 @@ class Batch:
         assert counts["total"] == len(self.lines) or not is_all, batch
         assert done == counts["total"] if is_all else done <= counts["total"], batch
 
-    def judge(self, batch: dict[str, Any], results: list[dict[str, Any]], began_s: float) -> None:
+    def judge(self, batch: dict[str, Any], results: list[dict[str, Any]]) -> None:
         counts = batch["request_counts"]
         names = [row["custom_id"] for row in results]
         assert len(set(names)) == len(names), f"a line has two results: {names}"
@@ -135,12 +166,13 @@ class Batch:
                 answer.assert_whole()
                 continue
             error = response["body"]["error"]
-            is_explained = self.is_explained(error["code"], began_s)
+            is_explained = self.is_explained(error["code"])
             assert is_explained, f"{line.ask.name} of a batch: {error}"
 
-    def is_explained(self, code: str, began_s: float) -> bool:
+    def is_explained(self, code: str) -> bool:
         """Whether a line that came to nothing had a reason for it."""
         shape, judge, now_s = self.world.scenario.shape, self.world.judge, self.world.loop.time()
+        began_s = self.began_s
         if code == "grammar_timeout" and shape.compile_s > shape.grammar_timeout_s:
             return True
         if code == "repeatedly_interrupted":

@@ -274,6 +274,7 @@ class Client:
 
     async def by_batch(self, life: Life) -> bool:
         batch = Batch(self)
+        self.world.batches.append(batch)
         is_judged = await batch.run()
         self.visits += batch.visits + ASKED_BY_LINE * len(batch.lines)
         return is_judged

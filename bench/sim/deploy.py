@@ -16,6 +16,7 @@ from typing import Any
 
 from actors.detokenizer.actor import Detokenizer
 from actors.gateway import held
+from actors.gateway.batches.store import RUNNABLE, BatchStore
 from actors.router.actor import Router
 from actors.runtime import live
 from actors.runtime.actor import MailboxSpec
@@ -95,6 +96,16 @@ def files_for(scenario: Scenario, model: Path, pace: Pace) -> Iterator[None]:
             if site.app.batches.store is not None:
                 site.app.batches.store.close()
         shutil.rmtree(folder)
+
+
+def owners_of(scenario: Scenario, model: Path) -> set[str]:
+    """The gateways whose batches have not ended, by what is on the disk."""
+    store = BatchStore(batch_dir(model, scenario.seed))
+    marks = ", ".join("?" * len(RUNNABLE))
+    rows = store.base.execute(f"SELECT owner FROM batches WHERE status IN ({marks})", RUNNABLE)
+    found = {row[0] for row in rows}
+    store.close()
+    return found
 
 
 @contextlib.contextmanager

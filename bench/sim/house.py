@@ -157,6 +157,12 @@ class House:
             context=context,
         )
 
+    def begin_anew(self) -> None:
+        """For another run of the same server: the last one's processes have ended, the ones in
+        reserve too."""
+        assert not self.alive(), f"{self.alive()} of the last run are there"
+        self._spare_s.clear()
+
     def launcher(self, kind: NodeKind) -> Launcher:
         return self
 
@@ -170,7 +176,7 @@ class House:
             raise LaunchFailed(Reason(Cause.EXITED, "died at once", exit_code=1))
         before = self.processes.get(boot.name)
         assert before is None or before.exited.done(), f"two lives of node {boot.name}"
-        life = f"{boot.name}#{boot.incarnation}"
+        life = f"{boot.name}#{boot.incarnation} ({self.launch_count})"  # also over several runs
         context = contextvars.copy_context()
         context.run(_life.set, life)
         transport = self._transport(boot.name, boot.incarnation, context)

@@ -2,8 +2,8 @@
 
 Phases: trouble and work; then peace, in which everything must come to its end in bounded time; then
 quiet, in which nothing may be held any more; then, in some worlds, an orderly end with work under
-way; then a stop. It does not know how a world is built (`world.py`), nor what is right for one
-client (`judge.py`).
+way; then a stop; and after some of those ends the server is started anew. It does not know how a
+world is built (`world.py`), nor what is right for one client (`judge.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from actors.runtime.system import System
 from bench.sim import laws
 from bench.sim.clients import Client, Outcome
+from bench.sim.deploy import owners_of
 from bench.sim.judge import Health
-from bench.sim.scenario import PEACE_S, Ask, Drain
+from bench.sim.scenario import PEACE_S, Again, Ask, Drain
 
 if TYPE_CHECKING:
     from bench.sim.world import World
@@ -80,12 +81,43 @@ class Play:
         self.watching.cancel()
         looking.cancel()
         self.injector.is_over = True
-        await asyncio.gather(system.stop(), system.stop())
+        await self.stop()
+        drain = scenario.drain
+        if drain is not None and drain.again is not None and world.gave_up is None:
+            await self.begin_anew(drain.again)
+
+    async def stop(self) -> None:
+        world = self.world
+        await asyncio.gather(self.system.stop(), self.system.stop())
         for node in world.nodes():
             assert not node.lives, f"{node.name} has {list(node.lives)} after the stop"
         assert not world.house.alive(), f"{world.house.alive()} run after the stop"
         await asyncio.sleep(ENDED_S)
         self.judge_end()
+
+    async def begin_anew(self, again: Again) -> None:
+        """Another run of the server: what it has kept on the disk is there and goes on."""
+        world = self.world
+        world.journal.note("begins anew")
+        world.begin_anew(again.placement)
+        self.system = world.system
+        gone = owners_of(world.scenario, world.model) - set(world.system.leaves)
+        world.seen["a batch of a front end that was no more went on"] += bool(gone)
+        await world.start()
+        clients = self.come(world.settled(ask, index) for index, ask in enumerate(again.asks))
+        known = [batch for batch in world.batches if batch.batch_id]
+        going = [
+            self.loop.create_task(batch.go_on(), name=f"{batch.ask.name} in the next run")
+            for batch in known
+        ]
+        _, late = await asyncio.wait([*clients, *going], timeout=PEACE_S)
+        assert not late, f"{[task.get_name() for task in late]} have no end in the next run"
+        await asyncio.gather(*going)
+        for client in clients:
+            assert client.result().is_whole, f"{client.get_name()} has no end in the next run"
+            world.outcomes.append(client.result())
+        await self.settle()
+        await self.stop()
 
     def spoil(self) -> None:
         """What is started next fails, by a bug of the supervisor."""

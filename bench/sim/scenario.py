@@ -201,6 +201,13 @@ class Menu(NamedTuple):
     restarted: tuple[str, ...] = ()  # of whom a new life is asked for; empty: of anybody
 
 
+class Again(NamedTuple):
+    """The same server, started anew on the same disk; perhaps with its actors placed otherwise."""
+
+    placement: str
+    asks: tuple[Ask, ...]
+
+
 class Drain(NamedTuple):
     """SIGTERM at the end of the world, with work under way."""
 
@@ -208,6 +215,7 @@ class Drain(NamedTuple):
     after_s: float
     grace_s: float
     kills: bool = False  # something dies just before: the server ends while it restarts
+    again: Again | None = None  # what comes after it
 
 
 class Leap(NamedTuple):

@@ -26,6 +26,7 @@ from actors.runtime.node import Node
 from actors.runtime.simloop import SimLoop
 from actors.runtime.system import System
 from bench.sim import laws, rooms
+from bench.sim.batching import Batch
 from bench.sim.clients import Outcome
 from bench.sim.deploy import (
     config_of,
@@ -130,6 +131,7 @@ class World:
         self.silent_since: dict[tuple[float, str], float] = {}  # of a death: when, and of whom
         self.outcomes: list[Outcome] = []  # of the play, then of the drain
         self.earlier: list[Outcome] = []  # of the play, where there was a drain
+        self.batches: list[Batch] = []  # all that were asked for
         self.seeing_off: dict[asyncio.Task[None], None] = {}
         self.gave_up: Reason | None = None
         self.is_draining = self.is_closed = False
@@ -292,13 +294,23 @@ class World:
     async def run(self, loop: SimLoop) -> None:
         self.loop = loop
         self.build(loop)
-        self.listen(loop, self.system)
-        await self.system.start()
-        assert self.house.main is not None
-        self.house.main._inbound = Probe(self.system.node, self.before, self.after)
+        await self.start()
         self.wire.trouble.drop = self.scenario.menu.drop
         self.wire.trouble.repeat = self.scenario.menu.repeat
         await Play(self, self.system).run()
+
+    async def start(self) -> None:
+        self.listen(self.loop, self.system)
+        await self.system.start()
+        assert self.house.main is not None
+        self.house.main._inbound = Probe(self.system.node, self.before, self.after)
+
+    def begin_anew(self, placement: str) -> None:
+        """Another run of the same server, which knows of the last one what is on the disk. Its
+        operator has set the seed."""
+        self.house.begin_anew()
+        self.system = self.system_of(placement)
+        self.is_draining = self.is_closed = False
 
     def build(self, loop: SimLoop) -> None:
         """Wire, house, faults and system; nothing runs yet."""
@@ -321,6 +333,11 @@ class World:
             scenario.seed, scenario.menu, self.house, self.wire, self.pace, self.nodes,
             self.journal.note,
         )  # fmt: skip
+        self.system = self.system_of(shape.placement)
+
+    def system_of(self, placement: str) -> System:
+        """It has not started yet."""
+        scenario, shape = self.scenario, self.scenario.shape
         device = Device(
             step_s=shape.step_s,
             credits=shape.credits,
@@ -331,9 +348,9 @@ class World:
             form=shape.form,
         )
         root, nodes = rooms.build(
-            config_of(scenario, self.model), device, shape.placement, shape.restarts_max
+            config_of(scenario, self.model), device, placement, shape.restarts_max
         )
-        self.system = System(
+        system = System(
             root,
             nodes=nodes,
             seed=scenario.seed,
@@ -343,8 +360,9 @@ class World:
             log=self.log,
             check=True,
         )
-        self.system.node.pid = ROOT_PID
-        self.born(self.system.node)
+        system.node.pid = ROOT_PID
+        self.born(system.node)
+        return system
 
     def listen(self, loop: SimLoop, system: System) -> None:
         """What the root hears of its nodes and does to its leaves is known here as well."""

@@ -31,7 +31,9 @@ from bench.sim.scenario import (
     LONG_GRAMMARS,
     PEACE_S,
     PLEASE,
+    Again,
     Ask,
+    Drain,
     Leap,
     Menu,
 )
@@ -397,6 +399,46 @@ def gone_on_with(oracle: Oracle, ask: Ask, emitted: list[int]) -> list[int]:
     step = Step(epoch=1, step=1, slots=pack([0]), counts=pack([len(tokens)]), opened=(row,))
     done = shadow.execute(step)
     return [*unpack(done.tokens), *unpack(done.jumped_tokens)]
+
+
+@pytest.mark.parametrize(("placement", "again"), [("serve", "serve"), ("two fronts", "serve")])
+def test_a_batch_that_a_drain_interrupts_goes_on_in_the_next_run(
+    placement: str, again: str, model: Path
+) -> None:
+    drawn = draw(28, 20.0, age=Age.RICH)
+    line = drawn.asks[0]._replace(
+        reader="http line", max_tokens=60, ignore_eos=True, stop_ids=(), meets="", text="",
+        choice_count=1, namespace="", stop="", grammar=(), logprobs=False, wants="",
+    )  # fmt: skip
+    lines = tuple(line._replace(name=f"n{i}", prompt=(5, 6, 7 + i)) for i in range(8))
+    batch = line._replace(name="b", at_s=0.0, reader="http batch", lines=lines, after=2)
+    batches = [batch._replace(name=f"b{front}", front=front) for front in range(4)]
+    shape = drawn.shape._replace(
+        placement=placement, running_max=4, queued_max=64, mailbox_max=0, step_s=0.05, batches=True,
+    )  # fmt: skip
+    drain = Drain(
+        asks=tuple(batches),
+        after_s=6.0,
+        grace_s=20.0,
+        again=Again(again, (batch._replace(name="later"),)),
+    )
+    peace = Menu(gap_s=1e9, weights={"kill": 1.0}, drop=0.0, repeat=0.0)
+    result = run_world(
+        drawn._replace(
+            shape=shape,
+            asks=(line._replace(reader="plain"),),
+            menu=peace,
+            drain=drain,
+            poison=None,
+            spoils=False,
+        ),  # fmt: skip
+        model,
+    )
+    seen = result.seen
+    assert seen["a batch went on in the next run"] + seen["a batch came to its end"] > 4
+    assert seen["a batch went on in the next run"] > 0
+    is_other = placement != again
+    assert seen["a batch of a front end that was no more went on"] == is_other
 
 
 def test_a_failing_seed_is_shown_with_the_command_that_replays_it(
