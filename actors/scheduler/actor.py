@@ -108,7 +108,7 @@ class Scheduler(Actor):
             return  # a repetition, or older than what runs
         elif isinstance(verdict, Problem):
             self.schedule.output.refuse(message, verdict)
-        elif len(self.grammars) >= self.config.queued_max:
+        elif len(self.grammars) >= self.config.queued_max and message.attempt == 1:
             self.schedule.output.refuse(message, overloaded(len(self.grammars), 1.0))
         else:
             if not len(self.grammars):

@@ -81,8 +81,12 @@ class Grammars:
         return None if grammar is None else self._waits[grammar].submits[request][0].attempt
 
     def take(self, request: str) -> Submit:
-        """Takes out a request that waits here. Its grammar is asked for all the same."""
-        wait = self._waits[self._by_request.pop(request)]
+        """Takes out a request that waits here. Its grammar is forgotten, if nobody else waits for
+        it and the worker has not been asked."""
+        grammar = self._by_request.pop(request)
+        wait = self._waits[grammar]
+        if len(wait.submits) == 1 and not wait.is_asked:
+            del self._waits[grammar]
         return wait.submits.pop(request)[0]
 
     def take_of(self, reply_to: Address) -> list[Submit]:
@@ -144,6 +148,7 @@ class Grammars:
         assert held == self._by_request, "who waits, and for what, is told in two ways"
         asked = {wait.number: grammar for grammar, wait in self._waits.items() if wait.is_asked}
         assert asked == self._asked, "what is asked for is told in two ways"
+        assert all(wait.submits or wait.is_asked for wait in self._waits.values()), "for nobody"
         if len(self._asked) < INFLIGHT_MAX:
             assert len(self._asked) == len(self._waits), "a grammar is not asked for"
         assert not set(self._ready) & set(self._waits), "a ready grammar is waited for"

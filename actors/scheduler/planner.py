@@ -2,11 +2,13 @@
 
 It does not know messages, slots or the cache, and changes nothing: it reads requests and returns a
 plan. Decode comes first, every sequence that can, one token each; what is left of the budget goes
-to prefill chunks in order of admission. So a running stream gets a token with every step, whatever
-prompts arrive.
+to chunks: three quarters to tokens that grammars have forced, first come first served, since their
+streams are under way, and the rest to prompts in order of admission; or all to the one kind that
+there is. So a running stream gets a token with every step, whatever prompts arrive.
 
 Laws: a step computes at most max(budget, sequences) tokens; while anything waits to be prefilled, a
-step computes at least one token of it; the most senior sequence is never retracted.
+step computes at least one token of it, and of prompts beside forced tokens, where it has room for
+two; the most senior sequence is never retracted.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class Plan(NamedTuple):
 
 def plan(
     decoding: Collection[Request],
-    prefilling: Iterable[Request],
+    prefilling: Collection[Request],
+    jumping: Collection[Request] = (),
     *,
     budget: int,
     page_size: int,
@@ -55,15 +58,20 @@ def plan(
             needy.sort(key=lambda request: request.seniority)
         grown, stalled = needy[:spare_count], needy[spare_count:]
         decodes += grown
-    return Plan(decodes, grown, stalled, plan_prefill(prefilling, budget - len(decodes), page_size))
+    left = max(budget - len(decodes), 1)
+    share = left - max(1, left // 4) if prefilling and left > 1 else left
+    prefills = plan_prefill(jumping, share, page_size) if jumping else []
+    left -= sum(count for _, count in prefills)
+    if left:
+        prefills += plan_prefill(prefilling, left, page_size)
+    return Plan(decodes, grown, stalled, prefills)
 
 
 def plan_prefill(
     prefilling: Iterable[Request], left: int, page_size: int
 ) -> list[tuple[Request, int]]:
-    """Fills what decode left of the budget; at least one token if anything is to be prefilled."""
+    """Fills `left` tokens, of which there is one at least."""
     prefills: list[tuple[Request, int]] = []
-    left = max(left, 1)
     for request in prefilling:
         if left == 0:
             break

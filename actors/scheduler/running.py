@@ -20,15 +20,16 @@ class Running:
         self.count_max = count_max
         self.page_size = page_size
         self.prefilling: dict[int, Request] = {}  # in order of admission
+        self.jumping: dict[int, Request] = {}  # who has tokens that a grammar forced; first come
         self.decoding: dict[int, Request] = {}
         self.free_slots = list(range(count_max - 1, -1, -1))
         self._closed = array("i")  # slots that the worker is still to be told of
 
     def __len__(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
+        return len(self.prefilling) + len(self.jumping) + len(self.decoding)
 
     def all(self) -> list[Request]:
-        return [*self.decoding.values(), *self.prefilling.values()]
+        return [*self.decoding.values(), *self.jumping.values(), *self.prefilling.values()]
 
     @property
     def used_len(self) -> int:
@@ -37,8 +38,9 @@ class Running:
 
     @property
     def backlog_len(self) -> int:
-        """Tokens that are known and in no step yet, of those who compute a prompt."""
-        return sum(len(r.tokens) - r.planned_len for r in self.prefilling.values())
+        """Tokens that are known and in no step yet, of those who do not decode."""
+        known = (*self.prefilling.values(), *self.jumping.values())
+        return sum(len(request.tokens) - request.planned_len for request in known)
 
     def enter(self, request: Request, pages: Int32s, cached_len: int) -> None:
         """Gives it a slot; `pages` are leased to it, and hold `cached_len` of its tokens."""
@@ -66,22 +68,22 @@ class Running:
             if request.planned_len == len(request.tokens):
                 request.advance(Event.PREFILLED)
                 assert request.slot is not None
-                del self.prefilling[request.slot]
+                if self.jumping.pop(request.slot, None) is None:
+                    del self.prefilling[request.slot]
                 self.decoding[request.slot] = request
 
     def jumped(self, request: Request) -> None:
-        """It decodes, and got tokens that are to be computed: as a chunk, before the prompts of
-        others, since its stream is under way."""
+        """It decodes, and got tokens that are to be computed as a chunk."""
         request.advance(Event.JUMP)
         assert request.slot is not None
         del self.decoding[request.slot]
-        self.prefilling = {request.slot: request, **self.prefilling}
+        self.jumping[request.slot] = request
 
     def leave(self, request: Request) -> None:
         """Gives up its slot."""
         slot = request.slot
         assert slot is not None
-        if self.decoding.pop(slot, None) is None:
+        if self.decoding.pop(slot, None) is None and self.jumping.pop(slot, None) is None:
             del self.prefilling[slot]
         if request.is_opened:
             self._closed.append(slot)
@@ -101,9 +103,10 @@ class Running:
 
     def check(self) -> None:
         """Asserts the laws. O(requests)."""
-        for slot, request in (*self.prefilling.items(), *self.decoding.items()):
+        chunked = {**self.prefilling, **self.jumping}
+        for slot, request in (*chunked.items(), *self.decoding.items()):
             assert request.slot == slot, f"{request.id} is not in slot {slot}"
-        assert all(r.state is State.PREFILL for r in self.prefilling.values())
+        assert all(r.state is State.PREFILL for r in chunked.values())
         assert all(r.state is State.DECODE for r in self.decoding.values())
-        slots = [*self.prefilling, *self.decoding, *self.free_slots]
+        slots = [*self.prefilling, *self.jumping, *self.decoding, *self.free_slots]
         assert sorted(slots) == list(range(self.count_max)), f"slots {slots}"

@@ -329,6 +329,7 @@ class Schedule:
         return plan(
             self.running.decoding.values(),
             self.running.prefilling.values(),
+            self.running.jumping.values(),
             budget=self.config.prefill_budget,
             page_size=self.page_size,
             spare_count=len(self.reserve),
@@ -359,9 +360,10 @@ class Schedule:
             return finish.beyond_context(prompt_len, self.facts.context_len)
         if prompt_len + 1 > self.capacity_len:
             return finish.too_long(prompt_len, self.capacity_len)
-        # Slots count as places too: after a restart all that ran come back at once, and none of
-        # them may be refused that was not refused before.
-        if len(self.live) >= self.config.queued_max + self.config.running_max:
+        # Slots count as places too. Who was let in before and lost with a part has had its place:
+        # gateways have no more of them than there are, each.
+        places = self.config.queued_max + self.config.running_max
+        if len(self.live) >= places and message.attempt == 1:
             waiting_count = len(self.live) - len(self.running)
             return finish.overloaded(waiting_count, self._pace.retry_after_s(waiting_count))
         return None

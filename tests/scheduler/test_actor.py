@@ -371,6 +371,20 @@ def test_all_that_ran_may_come_back_after_a_restart() -> None:
     finish(world)
 
 
+def test_who_has_had_a_place_is_not_refused_one() -> None:
+    """Of two gateways each has as many places as there are: calls that one has taken meanwhile do
+    not turn away what the other brings back."""
+    world = World(running_max=3, queued_max=5, page_count=300)
+    for index in range(8):
+        world.submit(f"new{index}", random_prompt(8, seed=index), max_tokens=4)
+    for index in range(3):
+        world.submit(f"old{index}", random_prompt(8, seed=20 + index), max_tokens=4, attempt=2)
+    world.submit("late", random_prompt(8, seed=40), max_tokens=4)
+    world.settle()
+    ends = {name: client.finish for name, client in world.clients.items()}
+    assert {name for name, end in ends.items() if end is FinishReason.ERROR} == {"late"}
+
+
 def test_counters_are_the_sums_over_requests() -> None:
     """B177."""
     world = World(running_max=2, page_count=100, context_len=64)

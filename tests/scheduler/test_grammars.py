@@ -123,9 +123,9 @@ def test_who_has_not_waited_long_asks_again_where_there_was_no_turn() -> None:
     world.tell(Compiled(1, Outcome.NO_TURN))
     assert [end.request for end in world.ends()] == ["r4", "old"]
     assert all(end.problem and end.problem.fault is Fault.OVERLOADED for end in world.ends())
-    assert [ask.grammar.text for ask in world.sent(Compile)] == ["0", "1", "2", "3", "4"]
-    world.tell(Compiled(2))
+    assert [ask.grammar.text for ask in world.sent(Compile)] == ["0", "1", "2", "3", "0"]
     assert world.sent(Compile)[-1] == Compile(1, grammar("0"))
+    world.tell(Compiled(2))
     world.tell(Compiled(1))
     assert list(world.actor.schedule.live) == ["r1", "resumed", "new"]
 
@@ -156,6 +156,27 @@ def test_who_waits_counts_against_the_queue() -> None:
         world.tell(constrained(name))
     (end,) = world.ends()
     assert end.request == "c" and end.problem and end.problem.fault is Fault.OVERLOADED
+
+
+def test_who_was_let_in_before_is_not_refused_for_those_who_wait() -> None:
+    world = World(queued_max=2)
+    for name in "abcd":
+        world.tell(constrained(name, name, attempt=2))
+    assert not world.ends()
+    assert len(world.actor.grammars) == 4
+
+
+def test_nothing_is_kept_of_those_who_leave_before_their_grammar_has_its_turn() -> None:
+    world = World()
+    for index in range(INFLIGHT_MAX + 300):
+        world.tell(constrained(f"r{index}", f"{index}"))
+        world.tell(Cancel(f"r{index}", 1))
+    world.actor.check()
+    world.tell(constrained("honest", "h"))
+    for number in range(1, INFLIGHT_MAX + 1):
+        world.tell(Compiled(number))
+    assert world.sent(Compile)[-1].grammar.text == "h"
+    assert len(world.sent(Compile)) == INFLIGHT_MAX + 1
 
 
 def test_nothing_is_kept_for_a_gateway_that_is_lost() -> None:

@@ -39,13 +39,23 @@ def test_who_computes_a_prompt_decodes_once_all_of_it_is_planned() -> None:
     running.check()
 
 
-def test_who_jumped_comes_before_the_prompts_of_others() -> None:
+def test_who_jumped_waits_apart_from_prompts_and_in_order() -> None:
     running = Running(COUNT_MAX, PAGE)
-    first = entered(running, "a", 3)
+    first, second = entered(running, "a", 3), entered(running, "b", 3)
     computed(running, first)
-    second = entered(running, "b", 3)
+    computed(running, second)
+    prompt = entered(running, "c", 5)
+    running.jumped(second)
     running.jumped(first)
-    assert list(running.prefilling.values()) == [first, second]
+    assert list(running.jumping.values()) == [second, first]
+    assert list(running.prefilling.values()) == [prompt]
+    running.check()
+    second.tokens.append(1)
+    assert running.backlog_len == 5 + 1
+    computed(running, second)
+    assert second.state is State.DECODE
+    running.leave(first)
+    assert not running.jumping and len(running) == 2
     running.check()
 
 
