@@ -31,7 +31,8 @@ def vocab_of(path: Path | str) -> Vocab:
 
 def stamp_of(path: Path) -> Stamp:
     """Of all files that a vocabulary is made of, so that it is another one when they are."""
-    files = (path.glob("*.json"), path.glob("*.jinja"), path.glob("*.gguf"))
-    found = sorted(file for pattern in files for file in pattern) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in found if file.is_file()]
+    patterns = ("*.json", "**/*.jinja", "*.gguf")
+    files = [file for pattern in patterns for file in path.glob(pattern)]
+    found = sorted(files) if path.is_dir() else [path]
+    stats = [(str(file), file.stat()) for file in found if file.is_file()]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)

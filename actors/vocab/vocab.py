@@ -9,6 +9,7 @@ in a thread keeps nobody waiting.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,10 @@ from tokenizers import Tokenizer
 from actors.vocab.build import build_tokenizer
 from actors.vocab.metadata import ModelError, read_metadata
 from actors.vocab.pieces import BytePieces, Pieces, TextPieces, pieces_of
+
+# A text is encoded by the thread that asks. The library would hand it to threads of its own, which
+# have the niceness of whoever was first, for ever: in a process in reserve that of what is not urgent.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 # The GGUF's name for the id of each; and what chat templates call it.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ import pytest
 from actors.vocab.metadata import ModelError
 from actors.vocab.vocab import Vocab
 from tests.vocab import made
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_folder_and_a_file_know_their_special_tokens(tmp_path: Path) -> None:
@@ -156,3 +160,16 @@ def test_config_may_name_tokens_as_objects(tmp_path: Path) -> None:
     (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<s>"}))
     vocab = Vocab.load(folder)
     assert (vocab.bos_id, vocab.eos_id) == (1, 2)
+
+
+def test_encoding_starts_no_threads(tmp_path: Path) -> None:
+    """Those of the library keep the niceness of whoever is first to encode."""
+    made.write_folder(tmp_path / "m", made.byte_level())
+    program = (
+        "import os, sys; from actors.vocab.vocab import Vocab; vocab = Vocab.load(sys.argv[1]);"
+        " vocab.encode('the fox'); print(len(os.listdir('/proc/self/task')))"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "m")]
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    found = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, check=True)
+    assert found.stdout.strip() == b"1"
