@@ -50,6 +50,7 @@ class Unsupported(msgspec.Struct, kw_only=True, frozen=True):
     prompt_embeds: msgspec.Raw = NOT_GIVEN
     lora_path: msgspec.Raw = NOT_GIVEN
     custom_logit_processor: msgspec.Raw = NOT_GIVEN
+    guided_whitespace_pattern: msgspec.Raw = NOT_GIVEN
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
@@ -110,8 +111,17 @@ class ResponseFormat(msgspec.Struct, kw_only=True, frozen=True):
     triggers: list[Marker] | None = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True, frozen=True):
-    """vLLM's way to say it. `json` is a schema, as an object or as text."""
+class StructuredOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What vLLM has beside a constraint and we have not: anything but false and null is refused."""
+
+    disable_fallback: msgspec.Raw = NOT_GIVEN
+    disable_any_whitespace: msgspec.Raw = NOT_GIVEN
+    disable_additional_properties: msgspec.Raw = NOT_GIVEN
+    whitespace_pattern: msgspec.Raw = NOT_GIVEN
+
+
+class StructuredOutputs(StructuredOptions, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """vLLM's way to say it: one of these. `json` is a schema, as an object or as text."""
 
     json: Any = None
     regex: str | None = None
@@ -177,6 +187,7 @@ class Generation(Constraints, kw_only=True, frozen=True):
     prompt_cache_retention: str | None = None  # ignored
     prompt_cache_options: dict[str, Any] | None = None  # ignored
     verbosity: str | None = None  # ignored
+    guided_decoding_backend: str | None = None  # ignored: the operator chooses the engine
     cache_salt: Salt | None = None  # prefixes are shared only between requests of one salt
     priority: Int32 | None = None
 

@@ -11,19 +11,21 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from actors.gateway.errors import Refused, invalid
+from actors.gateway.errors import invalid
 from actors.gateway.tools.base import Tag, Tags
 from messages.openai import (
     NOT_GIVEN,
     Constraints,
     ResponseFormat,
     StructuralTag,
+    StructuredOptions,
     StructuredOutputs,
 )
 from messages.types import Grammar
 
 S = TypeVar("S")
 ANY_OBJECT = {"type": "object"}
+UNKNOWN = "Object contains unknown field `"  # msgspec's words
 RAW_BYTES_MAX = 512 << 10  # of a constraint, before anything is read of it
 
 
@@ -85,13 +87,22 @@ def read_format(form: ResponseFormat) -> Grammar | None:
     return schema(form.json_schema.schema, "response_format")
 
 
-def read_structured(form: StructuredOutputs) -> Grammar | None:
+def read_structured(form: StructuredOutputs) -> Grammar:
     where = "structured_outputs"
-    given = [name for name in form.__struct_fields__ if getattr(form, name) not in (None, False)]
+    options = StructuredOptions.__struct_fields__
+    for name in options:
+        if bytes(getattr(form, name)) not in (b"", b"null", b"false"):
+            raise invalid(f"`{where}.{name}` is not supported.", f"{where}.{name}")
+    given = [
+        name
+        for name in form.__struct_fields__
+        if name not in options
+        and getattr(form, name) is not None
+        and (name, getattr(form, name)) != ("json_object", False)
+    ]
     if len(given) != 1:
-        if not given:
-            return None
-        raise invalid("`structured_outputs` may have one constraint only.", where)
+        count = "no constraint" if not given else "more than one constraint"
+        raise invalid(f"`{where}` has {count}; it needs exactly one.", where)
     value = getattr(form, given[0])
     match given[0]:
         case "json":
@@ -189,5 +200,8 @@ def decode_raw_refuse(text: str, param: str) -> NoReturn:
     """Puts the path within the field behind the field's own name."""
     reason, _, where = text.partition(" - at `")
     path = where.rstrip("`").removeprefix("$").replace("[...]", "")
+    if reason.startswith(UNKNOWN):
+        path += f".{reason.removeprefix(UNKNOWN).rstrip('`')[:100]}"
+        raise invalid(f"`{param}{path}` is no field that is known here.", f"{param}{path}")
     reason = reason.replace("`", "").replace(" | null", "")
-    raise Refused(invalid(f"`{param}{path}` is wrong: {reason}.", f"{param}{path}").problem)
+    raise invalid(f"`{param}{path}` is wrong: {reason}.", f"{param}{path}")

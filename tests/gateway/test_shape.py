@@ -370,8 +370,13 @@ def test_expressions_and_grammars_are_read_as_they_are() -> None:
         assert grammar_of(completion(**{name: "a+"})) == Grammar("regex", "a+", param=name)
     for name in ("ebnf", "guided_grammar"):
         assert grammar_of(completion(**{name: "x"})) == Grammar("ebnf", "x", param=name)
-    assert completion(structured_outputs={}).call.grammar is None
+    assert completion(structured_outputs=None).call.grammar is None
     assert completion(response_format={"type": "text"}).call.grammar is None
+    neutral = {"disable_fallback": False, "disable_any_whitespace": False}
+    neutral |= {"disable_additional_properties": None, "whitespace_pattern": None}
+    given = {"regex": "a+", "json_object": False, "choice": None, **neutral}
+    read = completion(structured_outputs=given, guided_decoding_backend="xgrammar")
+    assert grammar_of(read) == Grammar("regex", "a+", param="structured_outputs")
 
 
 @pytest.mark.parametrize(
@@ -395,6 +400,22 @@ def test_expressions_and_grammars_are_read_as_they_are() -> None:
         ({"guided_choice": []}, "guided_choice"),
         ({"regex": "a", "ebnf": "b"}, "ebnf"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": None, "json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"disable_fallback": None}}, "structured_outputs"),
+        ({"structured_outputs": {"regexx": "a"}}, "structured_outputs.regexx"),
+        ({"structured_outputs": {"regex": "a", "x": None}}, "structured_outputs.x"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        *(
+            ({"structured_outputs": {"regex": "a", name: value}}, f"structured_outputs.{name}")
+            for name, value in (
+                ("disable_fallback", True),
+                ("disable_any_whitespace", True),
+                ("disable_additional_properties", True),
+                ("whitespace_pattern", "[ ]?"),
+            )
+        ),
+        ({"guided_json": {}, "guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"regex": "a", "min_tokens": 2}, "min_tokens"),
         ({"regex": 5}, "regex"),
     ],
