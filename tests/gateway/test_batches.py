@@ -332,6 +332,31 @@ async def test_a_file_may_expire_and_is_read_as_it_was_sent(tmp_path: Path) -> N
             )
 
 
+async def test_a_file_that_is_being_read_comes_whole_while_the_site_closes(tmp_path: Path) -> None:
+    """Its answer has begun: there is no place in it for a refusal."""
+    async with place_of(tmp_path) as (place, client):
+        content = bytes(range(256)) * 4000
+        file = await place.until(client.files.create(file=("a.bin", content), purpose="batch"))
+        app = place.site.app
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) == 2:
+                await app.batches.close()
+
+        scope = {"type": "http", "method": "GET", "path": f"/v1/files/{file.id}/content",
+                 "headers": [], "query_string": b"", "state": {}}  # fmt: skip
+        await place.until(app(scope, receive, send))
+        kinds = [message["type"] for message in sent]
+        assert kinds == ["http.response.start", *["http.response.body"] * (len(sent) - 1)]
+        assert sent[0]["status"] == 200 and len(sent) > 4
+        assert b"".join(message["body"] for message in sent[1:]) == content
+
+
 async def test_batches_go_behind_what_clients_wait_for(tmp_path: Path) -> None:
     async with place_of(tmp_path) as (place, client):
         place.street.back.mute = True

@@ -11,6 +11,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -313,7 +314,8 @@ class Upload:
 
 
 class Content:
-    """GET /v1/files/{file_id}/content: in pieces, each within the client's time."""
+    """GET /v1/files/{file_id}/content: in pieces, each within the client's time. Once begun it goes
+    on while the site closes, for as long as that lets answers go out."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
@@ -330,7 +332,8 @@ class Content:
             await exchange.start(
                 200, ((b"content-type", b"application/jsonl"), (b"content-length", length))
             )
-            while chunk := await self.batches.keep(lambda _: source.read(CHUNK_BYTES)):
+            in_thread = self.batches.gateway.context.in_thread
+            while chunk := await in_thread(partial(source.read, CHUNK_BYTES), lane="batches"):
                 await exchange.bounded(exchange.write(chunk))
             await exchange.write_last(b"")
 
