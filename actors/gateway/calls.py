@@ -137,7 +137,7 @@ class Calls:
             if verdict is LOST:
                 self.lose(self.recovery.interrupt(record))
             else:
-                self._deliver(record, delta, now_s, gaps)
+                self._deliver(record, record.as_first_told(delta), now_s, gaps)
         for gap_s, times in gaps.items():
             name = "histrio_inter_token_seconds"
             self.context.observe(name, gap_s, bounds=TOKEN_BOUNDS, times=times)

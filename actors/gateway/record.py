@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -99,6 +99,14 @@ class Record:
     def is_check(self) -> bool:
         """Its terminal message is `Encoded`."""
         return not self.encode.forward
+
+    def as_first_told(self, delta: Delta) -> Delta:
+        """What was found in the cache is what the first attempt that came to a token found: a later
+        one finds its own."""
+        if self.attempt == 1 or delta.usage is None or self.usage is None:
+            return delta
+        usage = msgspec.structs.replace(delta.usage, cached_tokens=self.usage.cached_tokens)
+        return msgspec.structs.replace(delta, usage=usage)
 
 
 class Verdict(enum.Enum):
@@ -230,14 +238,12 @@ class Ledger:
                 return None
         return Cancel(request=record.request, attempt=record.attempt)
 
-    def interrupt(
-        self, which: Callable[[Record], bool], now_s: float, *, blames: bool
-    ) -> Interrupted:
-        """What the requests `which` picks were doing is lost. `blames`: a part died of something,
-        and it may be one of them."""
+    def interrupt(self, records: Iterable[Record], now_s: float, *, blames: bool) -> Interrupted:
+        """What these requests were doing is lost. `blames`: a part died of something, and it may be
+        one of them."""
         result = Interrupted([], [], [])
         struck: list[Record] = []
-        for record in [record for record in self if which(record)]:
+        for record in list(records):
             if record.stage is Stage.CANCELLED:
                 del self.records[record.request]
                 result.forgotten.append(record)
@@ -282,10 +288,13 @@ class Ledger:
         return result
 
     def unknown(self, request: str, attempt: int) -> Record | None:
-        """The scheduler does not have it. Gives the record once that cannot be a crossing."""
+        """The scheduler does not have it. Gives the record once that cannot be a crossing, or it
+        does not matter: its cancel goes the way that it went."""
         record = self.records.get(request)
-        if record is None or record.attempt != attempt or record.stage is not Stage.RUNNING:
+        if record is None or record.attempt != attempt:
             return None
+        if record.stage is not Stage.RUNNING:
+            return record if record.stage is Stage.CANCELLED else None
         if record.polled_s is None or (record.last_s or 0.0) >= record.polled_s:
             return None
         record.unknown_count += 1

@@ -8,7 +8,6 @@ Law: nothing is sent while a needed part is known to be down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from actors.gateway.errors import unavailable
@@ -93,10 +92,14 @@ class Recovery:
 
     def up(self, up: Up) -> None:
         path = up.address.path
-        if path in self.down and path == self.paths.tokenizer:
-            # Cancels may have been lost with it; a second one is harmless.
-            for cancel in self.ledger.cancels():
+        if path in self.down and path in (self.paths.tokenizer, self.paths.router):
+            # Cancels may have been lost with it, or what they were to end; again does no harm.
+            cancels = self.ledger.cancels()
+            for cancel in cancels:
                 self.tokenizer.tell(cancel, request=cancel.request)
+            if cancels:
+                rows = tuple((cancel.request, cancel.attempt) for cancel in cancels)
+                self.router.tell(Poll(rows, self.context.address))
         self.down.discard(path)
         self.resume()
 
@@ -106,17 +109,18 @@ class Recovery:
             return []
         self.down.add(path)
         blames = down.reason.cause is not Cause.STOPPED
+        records = [record for record in self.ledger if not record.is_check]
         if path == self.paths.tokenizer:
-            return self._interrupt(lambda record: record.stage is Stage.ENCODING, blames=blames)
-        if path == self.paths.router:
-            return self._interrupt(
-                lambda record: not record.token_count and not record.is_check, blames=blames
-            )
-        return self._interrupt(lambda record: not record.is_check, blames=blames)
+            records = [record for record in self.ledger if record.stage is Stage.ENCODING]
+        elif path == self.paths.router:
+            # Of a cancelled one the scheduler may go on, where it was the cancel that was lost.
+            stages = (Stage.ENCODING, Stage.RUNNING)
+            records = [r for r in records if not r.token_count and r.stage in stages]
+        return self._interrupt(records, blames=blames)
 
     def interrupt(self, record: Record) -> list[Lost]:
         """It alone; nobody died of it."""
-        return self._interrupt(lambda other: other is record)
+        return self._interrupt([record])
 
     def unknown(self, message: Unknown) -> list[Lost]:
         lost = []
@@ -131,10 +135,10 @@ class Recovery:
         record = self.ledger.records.get(notice.request or "")
         if record is None or notice.kind != "Encode":
             return []
-        if notice.cause is Cause.FULL:
+        if notice.cause is Cause.FULL and record.attempt == 1:
             del self.ledger.records[record.request]
             return [Lost(record, overloaded("Too many requests are waiting; try again later."))]
-        if self.tokenizer.address is None:
+        if notice.cause is not Cause.FULL and self.tokenizer.address is None:
             self.down.add(self.paths.tokenizer)
         return self.interrupt(record)
 
@@ -155,8 +159,8 @@ class Recovery:
         for message in self.ledger.send(record, self.context.now_s()):
             self.tokenizer.tell(message, request=record.request)
 
-    def _interrupt(self, which: Callable[[Record], bool], *, blames: bool = False) -> list[Lost]:
-        result = self.ledger.interrupt(which, self.context.now_s(), blames=blames)
+    def _interrupt(self, records: list[Record], *, blames: bool = False) -> list[Lost]:
+        result = self.ledger.interrupt(records, self.context.now_s(), blames=blames)
         log = self.context.log
         for record in result.given_up:
             log.error("parts die of a request", request=record.request)

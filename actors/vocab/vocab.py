@@ -22,7 +22,7 @@ from actors.vocab.metadata import ModelError, read_metadata
 from actors.vocab.pieces import BytePieces, Pieces, TextPieces, pieces_of
 
 # A text is encoded by the thread that asks. The library would hand it to threads of its own, which
-# have the niceness of whoever was first, for ever: in a process in reserve that of what is not urgent.
+# for ever have the niceness of whoever was first: in a process in reserve, of what is not urgent.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")

@@ -401,6 +401,27 @@ def test_a_full_tokenizer_is_an_overload() -> None:
     assert failure(stream).fault is Fault.OVERLOADED
 
 
+@pytest.mark.parametrize("by", ["mailbox", "tokenizer"])
+def test_nobody_is_turned_away_who_was_let_in_before(by: str) -> None:
+    """After a loss all come back at once, and may be more than the tokenizer takes."""
+    cell = started()
+    stream, (encode,) = opened(cell)
+    cell.tell(Encoded(encode.request, 1, 3))
+    cell.down("replica/worker")
+    cell.up("replica/worker")
+    (again,) = encodes(cell)
+    if by == "mailbox":
+        target = Address("test", "tokenizer", 1)
+        cell.undelivered(Undelivered(target, "Encode", Cause.FULL, again.request))
+    else:
+        cell.tell(Failed(again.request, 2, Problem(Fault.OVERLOADED, "Too many prompts.")))
+    cell.advance(0.5)
+    (third,) = encodes(cell)
+    assert third.attempt == 3
+    cell.tell(Deltas((delta(third, 0, "x", FinishReason.STOP),)))
+    assert len(read(stream)) == 1
+
+
 # DESIGN 5: any part may crash
 @pytest.mark.parametrize("path", ["replica/worker", "replica/scheduler", "detokenizer"])
 def test_a_lost_part_is_not_noticed_by_the_reader(path: str) -> None:
@@ -436,17 +457,42 @@ def test_a_lost_tokenizer_concerns_only_what_it_had() -> None:
     assert len(read(first)) == 1
 
 
-def test_a_cancel_lost_with_the_tokenizer_is_sent_again() -> None:
+@pytest.mark.parametrize("path", ["tokenizer", "router"])
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_a_cancel_lost_with_a_part_is_sent_again(path: str, has_tokens: bool) -> None:
+    """And asked after, since what it was to end may be lost as well."""
     cell = started()
     stream, (encode,) = opened(cell)
     cell.tell(Encoded(encode.request, 1, 3))
+    if has_tokens:
+        cell.tell(Deltas((delta(encode, 0, "a"),)))
     stream.close()
     cell.take()
-    cell.down("tokenizer")
-    cell.up("tokenizer")
-    assert cell.take() == [("tokenizer", Cancel(encode.request, 1))]
-    cell.tell(Deltas((delta(encode, 0, "", FinishReason.ABORT),)))
+    cell.down(path)
+    cell.up(path)
+    (_, cancel), (_, poll) = cell.take()
+    assert cancel == Cancel(encode.request, 1)
+    assert isinstance(poll, Poll) and poll.rows == ((encode.request, 1),)
+    if has_tokens:
+        cell.tell(Deltas((delta(encode, 1, "", FinishReason.ABORT),)))
+    else:
+        cell.tell(Unknown(((encode.request, 1),)))
     assert len(gateway_of(cell).recovery.ledger) == 0
+    assert outcomes(cell) == {"abort": 1}
+
+
+def test_what_was_found_in_the_cache_is_told_as_at_first() -> None:
+    cell = started()
+    stream, (encode,) = opened(cell)
+    first = delta(encode, 0, "a")
+    cell.tell(Encoded(encode.request, 1, 40))
+    cell.tell(Deltas((msgspec.structs.replace(first, usage=Usage(40, 1, 32)),)))
+    cell.down("replica/worker")
+    cell.up("replica/worker")
+    (again,) = encodes(cell)
+    last = delta(again, 1, "", FinishReason.STOP)
+    cell.tell(Deltas((msgspec.structs.replace(last, usage=Usage(40, 2, 0)),)))
+    assert read(stream)[-1].delta.usage == Usage(40, 2, 32)
 
 
 def test_a_part_that_stays_lost_ends_the_call_with_a_clear_error() -> None:

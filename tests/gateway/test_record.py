@@ -86,7 +86,7 @@ def test_a_resumed_request_is_cancelled_and_sent_with_what_was_taken() -> None:
     ledger = Ledger()
     record = opened(ledger)
     ledger.take(delta(record, 0, 7, 8), 1.0)
-    assert ledger.interrupt(everything, 2.0, blames=True).parked == [record]
+    assert ledger.interrupt(ledger, 2.0, blames=True).parked == [record]
     # What the lost attempt had sent before is still good, until the next attempt leaves.
     assert ledger.take(delta(record, 2, 9), 2.5)[0] is Verdict.TAKEN
     cancel, encode = ledger.send(record, 3.0)
@@ -98,16 +98,12 @@ def test_a_resumed_request_is_cancelled_and_sent_with_what_was_taken() -> None:
     assert ledger.take(delta(record, 3, 1), 4.0)[0] is Verdict.TAKEN
 
 
-def everything(record: Record) -> bool:
-    return True
-
-
 def test_a_request_that_is_alone_at_two_deaths_is_given_up() -> None:
     ledger = Ledger()
     record = opened(ledger)
-    assert ledger.interrupt(everything, 1.0, blames=True).parked == [record]
+    assert ledger.interrupt(ledger, 1.0, blames=True).parked == [record]
     ledger.send(record, 1.0)
-    assert ledger.interrupt(everything, 1.0, blames=True).given_up == [record]
+    assert ledger.interrupt(ledger, 1.0, blames=True).given_up == [record]
     assert len(ledger) == 0
 
 
@@ -116,7 +112,7 @@ def test_what_nobody_died_of_is_tried_again_after_a_growing_while() -> None:
     record = opened(ledger)
     now_s, waits_s = 1.0, []
     for _ in range(8):
-        assert not ledger.interrupt(everything, now_s, blames=False).given_up
+        assert not ledger.interrupt(ledger, now_s, blames=False).given_up
         assert not ledger.ready(now_s)
         waits_s.append(record.ready_s - now_s)
         now_s = record.ready_s
@@ -145,7 +141,7 @@ def test_the_request_that_parts_die_of_is_found_and_no_other_blamed(
         flying = [r for r in records if r.stage is not Stage.PARKED]
         if guilty in flying and guilty.request in ledger.records:
             deaths += 1
-            given_up += ledger.interrupt(everything, now_s, blames=True).given_up
+            given_up += ledger.interrupt(ledger, now_s, blames=True).given_up
         else:
             for record in flying:
                 if record.request in ledger.records:
@@ -165,7 +161,7 @@ def test_the_suspects_of_two_accidents_are_cleared_by_their_next_token() -> None
     ledger = Ledger()
     records = [opened(ledger, f"c{i}") for i in range(9)]
     for _ in range(2):
-        ledger.interrupt(everything, 1.0, blames=True)
+        ledger.interrupt(ledger, 1.0, blames=True)
         tried = ledger.ready(1.0)
         for record in tried:
             ledger.send(record, 1.0)
@@ -185,7 +181,7 @@ def test_progress_forgives_losses() -> None:
     record = opened(ledger)
     for token in range(LOSSES_MAX + 3):
         ledger.take(delta(record, token, token), 1.0)
-        assert ledger.interrupt(everything, 1.0, blames=True).parked == [record]
+        assert ledger.interrupt(ledger, 1.0, blames=True).parked == [record]
         ledger.send(record, 1.0)
 
 
@@ -193,7 +189,7 @@ def test_several_parts_lost_at_once_are_one_loss() -> None:
     ledger = Ledger()
     record = opened(ledger)
     for _ in range(5):
-        ledger.interrupt(everything, 1.0, blames=True)
+        ledger.interrupt(ledger, 1.0, blames=True)
     assert record.losses == 1
 
 
@@ -205,7 +201,7 @@ def test_an_end_by_abort_that_nobody_asked_for_is_a_loss() -> None:
     end = delta(record, 1, finish=FinishReason.ABORT)
     assert ledger.take(end, 1.0)[0] is Verdict.LOST
     assert record.request in ledger.records and record.token_count == 1
-    assert ledger.interrupt(everything, 1.0, blames=False).parked == [record]
+    assert ledger.interrupt(ledger, 1.0, blames=False).parked == [record]
     assert record.losses == 0
 
 
@@ -224,7 +220,7 @@ def test_a_cancelled_request_is_forgotten_with_its_part_or_after_a_time() -> Non
     ledger = Ledger()
     record = opened(ledger)
     ledger.cancel(record, 1.0)
-    assert ledger.interrupt(everything, 2.0, blames=True).forgotten == [record]
+    assert ledger.interrupt(ledger, 2.0, blames=True).forgotten == [record]
     record = opened(ledger)
     ledger.cancel(record, 1.0)
     assert not ledger.expire(CANCEL_WAIT_S, 5.0).forgotten
@@ -239,7 +235,7 @@ def test_cancelling_a_parked_request_ends_it_at_once() -> None:
     ledger.add(record)
     assert ledger.cancel(record, 0.0) is None  # it was never sent
     record = opened(ledger)
-    ledger.interrupt(everything, 1.0, blames=True)
+    ledger.interrupt(ledger, 1.0, blames=True)
     assert ledger.cancel(record, 1.0) == Cancel(record.request, 1)  # what is left of attempt 1
     assert len(ledger) == 0
 
@@ -247,7 +243,7 @@ def test_cancelling_a_parked_request_ends_it_at_once() -> None:
 def test_a_parked_request_is_given_up_after_a_time() -> None:
     ledger = Ledger()
     record = opened(ledger)
-    ledger.interrupt(everything, 2.0, blames=True)
+    ledger.interrupt(ledger, 2.0, blames=True)
     assert not ledger.expire(6.9, 5.0).given_up
     assert ledger.expire(7.0, 5.0).given_up == [record]
 
@@ -367,9 +363,8 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(is_all=st.booleans(), blames=st.booleans())
     def lose(self, is_all: bool, blames: bool) -> None:
-        result = self.ledger.interrupt(
-            lambda record: is_all or record.stage is Stage.ENCODING, self.now_s, blames=blames
-        )
+        records = [r for r in self.ledger if is_all or r.stage is Stage.ENCODING]
+        result = self.ledger.interrupt(records, self.now_s, blames=blames)
         for record in [*result.given_up, *result.forgotten]:
             self.left(record)
 
