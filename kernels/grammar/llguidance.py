@@ -10,6 +10,7 @@ comes to an end. `ebnf` takes the GBNF form (`root ::= …`) and the library's o
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -36,6 +37,19 @@ LIMITS = {
 STATES_ALONE = 250_000  # for a text of one row that needs more than all have together: a long one
 FORCED_BYTES = 512  # cut into tokens at once, of a text that is forced
 SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")  # what is no character of its own in an expression
+CLASSES = {
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[A-Za-z0-9_]",
+    r"\W": "[^A-Za-z0-9_]",
+    r"\s": r"[ \t\n\r\x0B\x0C]",
+    r"\S": r"[^ \t\n\r\x0B\x0C]",
+}
+ESCAPED = re.compile(r"\\.", re.DOTALL)
+# What a Lark grammar may have a slash in: a text, a comment, an expression.
+TERMINAL = re.compile(
+    r'"(?:\\.|[^"\\])*"|//[^\n]*|(?P<expression>/(?:\\.|\[(?:\\.|[^\]\\])*\]|[^/\\\n])+/)'
+)
 MARK = "\x02"  # a character that joins no other
 BLANKS = r"[\x20\x0A\x0D\x09]"
 JSON_OPTIONS = {"whitespace_pattern": f"{BLANKS}{{0,{WHITESPACE_MAX}}}"}
@@ -212,17 +226,28 @@ def source_of(kind: str, text: str) -> str:
         except ValueError as error:
             raise BadGrammar(f"The schema is not valid: {words_of(str(error))}") from None
     if kind == "regex":
-        return str(LLMatcher.grammar_from_regex(text))
+        return str(LLMatcher.grammar_from_regex(ascii_classes(text)))
     if kind == "choice":
         # As one expression: of a grammar's alternatives the library takes 2,000 at most.
         options = "|".join(map(literal, json.loads(text)))
         return str(LLMatcher.grammar_from_regex(options))
     if kind == "ebnf":
         try:
-            return str(LLMatcher.grammar_from_lark(gbnf_to_lark(text) if "::=" in text else text))
+            lark = gbnf_to_lark(text) if "::=" in text else text
+            return str(LLMatcher.grammar_from_lark(TERMINAL.sub(ascii_terminal, lark)))
         except Exception as error:  # bare ones too: whatever it raises is about this text
             raise BadGrammar(f"The grammar is not valid: {words_of(str(error))}") from None
     raise BadGrammar(f"Constraints of the kind {kind!r} are not known.")
+
+
+def ascii_classes(expression: str) -> str:
+    """With \\d, \\w and \\s as they are in JSON Schema and in the other engine. The library's own
+    have digits and letters of all scripts: a model that begins an emoji ends with one of those."""
+    return ESCAPED.sub(lambda found: CLASSES.get(found[0], found[0]), expression)
+
+
+def ascii_terminal(found: re.Match[str]) -> str:
+    return ascii_classes(found[0]) if found["expression"] else found[0]
 
 
 def beginning(text: bytes, len_max: int) -> bytes:

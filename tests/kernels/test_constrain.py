@@ -174,6 +174,27 @@ def test_there_may_be_thousands_of_options(default: Constrainer) -> None:
         assert text_of(default, Constraint("choice", json.dumps(options)), seed) in options
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"\d{4}-\d\d",
+        r"[\d.-]{3}\w",
+        r"[^\w\s]\\d\W",
+        r"\S\s[x\D]",
+        r"[\d-]{2}",
+        r"(?:\w+ ){2}\.",
+    ],
+)
+@pytest.mark.parametrize("kind", ["regex", "ebnf"])
+def test_classes_are_of_ascii(default: Constrainer, expression: str, kind: str) -> None:
+    """A model that begins an emoji was led to a digit of another script."""
+    lark = f'start: "a/\\\\d" T // /\\d/\nT: /{expression}/'
+    expected = expression if kind == "regex" else re.escape("a/\\d") + expression
+    for seed in range(12):
+        said = text_of(default, Constraint(kind, expression if kind == "regex" else lark), seed)
+        assert re.fullmatch(expected, said, re.ASCII | re.DOTALL), said
+
+
 def test_the_default_engine_takes_lark_as_well(default: Constrainer) -> None:
     lark = Constraint("ebnf", 'start: "x" WORD\nWORD: /[a-z]{1,4}/')
     for seed in range(9):
