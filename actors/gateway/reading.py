@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 
 from actors.gateway.reasoning.base import REASONING_PARSERS, Reasoning
-from actors.gateway.shape import NAMED, Shape
+from actors.gateway.shape import JSON, NAMED, Shape
 from actors.gateway.tools.base import TOOL_PARSERS, Arguments, Start, Text, ToolParser
-from actors.gateway.tools.plain import Named
+from actors.gateway.tools.plain import Forced, Named
 from messages.types import FinishReason
 
 Event = Reasoning | Text | Start | Arguments
@@ -33,6 +33,8 @@ class Reader:
         self._tools: ToolParser | None = None
         if shape.tool_parser == NAMED:
             self._tools = Named(shape.names)
+        elif shape.tool_parser == JSON:
+            self._tools = Forced(shape.names)
         elif shape.tool_parser:
             form = TOOL_PARSERS.get(shape.tool_parser)
             self._tools = form.make(shape.names)

@@ -24,7 +24,7 @@ from messages.openai import AllowedTools, ChatBody, ChosenFunction, Tool, ToolCh
 from messages.tokenizer import Dialect
 from messages.types import Grammar
 
-JSON, NAMED = "json", "named"
+JSON, NAMED = "array", "named"  # what is forced: an array of calls, or one call's arguments
 TOOLS_BYTES_MAX = 2 << 20
 DEPTH_MAX = 100  # of a tool's parameters
 FALLBACK = "hermes"  # what the tokenizer describes to models whose template knows no tools
@@ -36,7 +36,7 @@ Choice = str | ChosenFunction | AllowedTools
 class Shape(NamedTuple):
     """How the text of an answer is to be read."""
 
-    tool_parser: str = ""  # "": no calls; NAMED: all of it is one call's arguments
+    tool_parser: str = ""  # "": no calls; JSON, NAMED: all of it is what is forced
     names: tuple[str, ...] = ()  # the tools that may be called
     single: bool = False  # only the first call counts
     reasoning_parser: str = ""
@@ -198,7 +198,7 @@ def thinks(chat: ChatBody) -> bool:
 def shows_special(shape: Shape) -> bool:
     tool = shape.tool_parser
     return bool(
-        (tool and tool != NAMED and TOOL_PARSERS.get(tool).shows_special)
+        (tool and tool not in (JSON, NAMED) and TOOL_PARSERS.get(tool).shows_special)
         or (shape.thoughts_parser and REASONING_PARSERS.get(shape.thoughts_parser).shows_special)
     )
 

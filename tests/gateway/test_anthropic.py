@@ -114,7 +114,7 @@ HONOURED: list[tuple[dict[str, Any], Any, Any]] = [
     (
         {"tools": [TOOL], "tool_choice": {"type": "any"}},
         lambda ask: (ask.shape.tool_parser, ask.call.grammar is not None),
-        ("json", True),
+        ("array", True),
     ),
     (
         {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "add"}},
@@ -380,6 +380,19 @@ def test_a_stream_says_what_the_message_says(text: str, cuts: list[int]) -> None
     chunks = [text[a:b] for a, b in zip(places, places[1:], strict=False)] or [""]
     given_rows = rows(chunks)
     assert gathered(streamed(ask, given_rows)) == whole(ask, given_rows)
+
+
+def test_a_forced_call_that_is_cut_off_leaves_no_text() -> None:
+    ask = read(tools=[TOOL], tool_choice={"type": "any"})
+    text = '[\n{"name": "add", "arguments": {"a": 1}},\n {"name": "add", "arguments": {}}]'
+    for end in range(len(text) + 1):
+        message = whole(ask, rows([text[:end]], FinishReason.LENGTH))
+        assert {block["type"] for block in message["content"]} <= {"tool_use"}
+        events = streamed(ask, rows(list(text[:end]) or [""], FinishReason.LENGTH))
+        begun = [event["content_block"] for event in events if "content_block" in event]
+        assert [(block["type"], block["id"]) for block in begun] == [
+            (block["type"], block["id"]) for block in message["content"]
+        ]
 
 
 def test_blocks_are_what_the_text_says() -> None:

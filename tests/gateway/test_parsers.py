@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.gateway.reasoning.base import REASONING_PARSERS, Reasoning
 from actors.gateway.tools.base import TOOL_PARSERS, Arguments, Start, Text
-from actors.gateway.tools.plain import Named
+from actors.gateway.tools.plain import Forced, Named
 
 NAMES = ("get_weather", "add")  # as the request has them; the answers call the second one first
 CALLS = [("add", {"a": 1, "b": [2, {"c": "}]"}]}), ("get_weather", {"city": 'S\\"F {x} "é'})]
@@ -205,6 +205,18 @@ def test_what_breaks_off_after_the_name_is_a_call_that_is_cut_off() -> None:
 def test_a_named_tool_gets_all_of_the_text() -> None:
     assert read(Named(["add"]), list('\n {"a": 1}')) == ("", "", [["add", '{"a": 1}']])
     assert read(Named(["add"]), []) == ("", "", [])
+
+
+def test_of_calls_that_are_forced_nothing_is_text_wherever_they_are_cut_off() -> None:
+    text = f" [\n {', '.join(objects())}\n]\n"
+    whole = read(Forced(NAMES), [text])[2]
+    assert [(name, json.loads(arguments)) for name, arguments in whole] == CALLS
+    for end in range(len(text)):
+        reasoning, said, calls = read(Forced(NAMES), list(text[:end]))
+        assert read(Forced(NAMES), [text[:end]]) == (reasoning, said, calls)
+        assert not reasoning and not said, f"{said!r} of {text[:end]!r}"
+        for (name, arguments), (right, complete) in zip(calls, whole, strict=False):
+            assert name == right and complete.startswith(arguments)
 
 
 def test_pythonic_calls_execute_nothing() -> None:

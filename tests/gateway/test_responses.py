@@ -283,6 +283,16 @@ def test_an_answer_cut_by_its_limit_is_incomplete() -> None:
     assert reply.usage is not None and reply.usage.total_tokens == 5
 
 
+def test_a_forced_call_that_is_cut_off_leaves_no_text() -> None:
+    shape = ask_of(tools=[TOOL], tool_choice="required").shape
+    text = '[\n{"name": "f", "arguments": {"a": 1}},\n {"name": "f", "arguments": {}}]'
+    for end in range(len(text) + 1):
+        events, reply = written(list(text[:end]) or [""], shape, FinishReason.LENGTH)
+        check_laws(events, reply)
+        assert output_text(reply.output) == ""
+        assert len(reply.output) == 1 or all(isinstance(x, OutputCall) for x in reply.output)
+
+
 def test_an_answer_without_text_has_an_empty_message() -> None:
     events, reply = written([""], Shape())
     check_laws(events, reply)

@@ -168,6 +168,26 @@ def test_required_and_named_calls_end_as_openai_has_it() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.STOP])
+def test_a_forced_call_that_is_cut_off_leaves_no_content(choice: Any, finish: FinishReason) -> None:
+    text = '{"a": 1}'
+    if choice == "required":
+        text = (
+            f'[\n\n{{\n"name": "add", "arguments": {text}}}, {{"name": "now", "arguments": {{}}}}]'
+        )
+    ask = chat(tools=TOOLS, tool_choice=choice)
+    counts = []
+    for end in range(len(text) + 1):
+        message = same(ask, text[:end], finish)["message"]
+        assert not message["content"], message
+        counts.append(len(message.get("tool_calls", ())))
+    assert counts == sorted(counts) and counts[-1] == (2 if choice == "required" else 1)
+    thoughts = "<think>\nhm\n</think>\n\n"
+    message = same(ask, thoughts + text[:9], finish)["message"]
+    assert message["reasoning_content"] == "hm" and not message["content"]
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
 def test_a_tool_that_is_not_strict_is_held_to_what_can_be_held(choice: Any) -> None:
     tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     either = {"oneOf": [{"type": "integer"}, {"minimum": 1}]}

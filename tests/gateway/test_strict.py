@@ -275,7 +275,7 @@ def test_allowed_tools_bars_the_others_and_the_prompt_still_shows_them() -> None
     forced = allowed("required", "now", parallel_tool_calls=False)
     schema = json.loads(grammar_of(forced).text)
     assert [item["properties"]["name"]["const"] for item in schema["items"]["anyOf"]] == ["now"]
-    assert schema["maxItems"] == 1 and forced.shape.tool_parser == "json"
+    assert schema["maxItems"] == 1 and forced.shape.tool_parser == "array"
     assert shown_of(forced) == ["add", "now"]
     assert allowed("auto", "now", "now") == ask, "a name that is given twice is one tool"
 

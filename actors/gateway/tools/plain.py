@@ -3,7 +3,8 @@
     [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "parameters": {}}]
 
 `json` takes this for calls only where the answer begins so and names a tool of the request.
-`Named` is for an answer whose whole text is one call's arguments, as a grammar has forced it.
+`Forced` and `Named` are for answers whose whole text is what a grammar has forced: such an array,
+or one call's arguments. Nothing of that is text for the reader, wherever it is cut off.
 """
 
 from __future__ import annotations
@@ -107,6 +108,13 @@ class Llama(JsonCalls):
     separators = ";,"
     prefix = PYTHON_TAG
     is_array = False
+
+
+class Forced(JsonCalls):
+    """Everything is an array of calls: what is no call is the beginning of one, or its markers."""
+
+    def say(self, text: str) -> None:
+        pass
 
 
 class Named:
