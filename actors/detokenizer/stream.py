@@ -133,7 +133,11 @@ class WindowStream:
         before = self.decode(self.ids[: self.known], self.skip_special) if self.known else ""
         after = self.decode(self.ids, self.skip_special)
         pending = len(self.ids) - self.known
-        if after.endswith(MISSING) and pending < WINDOW_PENDING_MAX or len(after) <= len(before):
+        if len(after) <= len(before):
+            if pending > WINDOW_PENDING_MAX and after == before:
+                del self.ids[self.known :]  # they are none of the text, as special ones
+            return ""
+        if after.endswith(MISSING) and pending < WINDOW_PENDING_MAX:
             return ""
         del self.ids[: self.known]
         self.known = len(self.ids)

@@ -5,6 +5,7 @@ and for ids that no model would produce.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -190,3 +191,21 @@ def test_the_real_vocabulary_streams_what_it_decodes(smollm2: Path, data: st.Dat
 @functools.cache
 def real(path: Path) -> Vocab:
     return Vocab.load(path)
+
+
+def test_a_window_does_not_grow_by_what_is_no_text(tmp_path: Path) -> None:
+    """A model that says special tokens and nothing else must not cost more with each."""
+    vocab = Vocab.load(made.write_folder(tmp_path / "m", made.word_piece()))
+    lens: list[int] = []
+
+    def decode(ids: Sequence[int], skip_special: bool) -> str:
+        lens.append(len(ids))
+        return vocab.decode(ids, skip_special=skip_special)
+
+    special = min(vocab.special)
+    words = vocab.encode("the fox", add_special=False)
+    ids = [words[0], *[special] * 300, *words[1:], special, *words]
+    stream = open_stream(WholePieces(decode), skip_special=True)
+    text = "".join(stream.push(token) for token in ids) + stream.finish()
+    assert text == vocab.decode(ids)
+    assert max(lens) < 20
