@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 5.0
+OLD_S = 1.0  # several heartbeats
 RATES = (
     ("generated tok/s", "histrio_generated_tokens_total"),
     ("prompt tok/s", "histrio_prompt_tokens_total"),
@@ -121,7 +122,6 @@ def screen(now: Reading, before: Reading | None) -> Iterator[str]:
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    doing = row.get("busy_with")
     return (
         str(row["path"]),
         str(row["state"]),
@@ -133,8 +133,16 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         str(row.get("handled_count", 0)),
         milliseconds(row.get("handle_p50_s")),
         milliseconds(row.get("handle_p99_s")),
-        "" if doing is None else f"{doing} {row.get('busy_s', 0.0):.1f} s",
+        doing_of(row),
     )
+
+
+def doing_of(row: Mapping[str, Any]) -> str:
+    """And when that was, where it is long ago: its node, or the root, has not been heard since."""
+    doing = row.get("busy_with")
+    said = "" if doing is None else f"{doing} {row.get('busy_s', 0.0):.1f} s"
+    age_s = row.get("age_s") or 0.0
+    return said if age_s < OLD_S else f"{said} ({age_s:.0f} s ago)".lstrip()
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -128,6 +128,7 @@ class ActorRow(Part, frozen=True):
     last_exit: Reason | None = None
     handle_p50_s: float | None = None  # of its last few thousand messages; None before the first
     handle_p99_s: float | None = None
+    age_s: float | None = None  # since it was seen to do this; None: what it does is not known
 
 
 # Metrics: actors count locally, each node sends what changed to the actor `metrics`
@@ -260,7 +261,14 @@ class Halt(Message, frozen=True):
     """Kill what is left, flush, and end."""
 
 
-NodeIn = StartActor | StopActor | DrainActor | KillActor | Entries | NodeUp | NodeDown | Halt
+class Seen(Message, frozen=True):
+    """The answer to `Look`: what the root has last heard of actors on other nodes than the one that
+    asked. `age_s` of each is set."""
+
+    rows: tuple[ActorRow, ...]
+
+
+NodeIn = StartActor | StopActor | DrainActor | KillActor | Entries | NodeUp | NodeDown | Halt | Seen
 
 
 class Exited(Message, frozen=True):
@@ -297,4 +305,8 @@ class RestartAsked(Message, frozen=True):
     path: str
 
 
-RootIn = Ready | Exited | Drained | Beat | LinkLost | RestartAsked
+class Look(Message, frozen=True):
+    """From a node to the root: somebody there looks at the tree. Answered by `Seen`."""
+
+
+RootIn = Ready | Exited | Drained | Beat | LinkLost | RestartAsked | Look

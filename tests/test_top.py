@@ -58,6 +58,13 @@ def test_a_screen_has_load_pages_and_a_row_an_actor() -> None:
     assert row.split() == cells.split()
 
 
+def test_what_was_seen_a_while_ago_says_so() -> None:
+    assert top.cells(ROW | {"age_s": 0.2})[-1] == "Step 0.2 s"
+    assert top.cells(ROW | {"age_s": None})[-1] == "Step 0.2 s"
+    assert top.cells(ROW | {"age_s": 4.2})[-1] == "Step 0.2 s (4 s ago)"
+    assert top.cells(ROW | {"age_s": 4.2, "busy_with": None})[-1] == "(4 s ago)"
+
+
 def test_rates_are_differences_and_never_negative() -> None:
     first, *_ = top.screen(reading(3.0, 300), reading(1.0, 100))
     assert "100 generated tok/s" in first

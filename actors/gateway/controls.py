@@ -13,6 +13,7 @@ from messages.metrics import Page, Scrape
 from messages.system import ActorRow, State
 
 SCRAPE_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 1.0  # `top` waits for 5 s
 SERVING = (State.RUNNING, State.DRAINING)
 
 
@@ -27,8 +28,9 @@ class Controls:
             context.peer(path) for path in paths.gateways if path != context.address.path
         ]
 
-    def actor_rows(self) -> list[ActorRow]:
-        return self.context.actors()
+    async def actor_rows(self) -> list[ActorRow]:
+        """What all actors do; where the root does not answer, what they last did."""
+        return await self.context.look(timeout_s=LOOK_TIMEOUT_S)
 
     def missing(self) -> list[str]:
         """The needed parts that do not run, by the tree's own directory."""

@@ -32,7 +32,8 @@ const ms = (seconds) => seconds == null ? "" : `${(seconds * 1000).toFixed(2)} m
 
 function showActors(rows) {
   at("actors").replaceChildren(...rows.map((row) => {
-    const doing = row.busy_with ? `${row.busy_with} for ${row.busy_s.toFixed(1)} s` : "";
+    const busy = row.busy_with ? `${row.busy_with} for ${row.busy_s.toFixed(1)} s` : "";
+    const doing = row.age_s >= 1 ? `${busy} (${row.age_s.toFixed(0)} s ago)` : busy;
     const line = document.createElement("tr");
     for (const value of [row.path, row.state, row.node, row.pid, row.incarnation, row.restarts,
                          row.mailbox_depth, ms(row.handle_p50_s), ms(row.handle_p99_s), doing])

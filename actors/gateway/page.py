@@ -14,6 +14,7 @@ from importlib.resources import files
 
 from messages.system import ActorRow
 
+OLD_S = 1.0  # several heartbeats; `page.js` has it too
 SCRIPT = files("actors.gateway").joinpath("page.js").read_text("utf-8")
 STYLE = (
     ":root{color-scheme:light dark}"
@@ -78,7 +79,6 @@ def status_page(
 
 
 def page_row(row: ActorRow) -> str:
-    doing = "" if row.busy_with is None else f"{row.busy_with} for {row.busy_s:.1f} s"
     cells = (
         row.path,
         row.state.value,
@@ -89,9 +89,16 @@ def page_row(row: ActorRow) -> str:
         row.mailbox_depth,
         milliseconds(row.handle_p50_s),
         milliseconds(row.handle_p99_s),
-        doing,
+        doing_of(row),
     )
     return "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>"
+
+
+def doing_of(row: ActorRow) -> str:
+    """And when that was, where it is long ago: its node, or the root, has not been heard since."""
+    doing = "" if row.busy_with is None else f"{row.busy_with} for {row.busy_s:.1f} s"
+    age_s = row.age_s or 0.0
+    return doing if age_s < OLD_S else f"{doing} ({age_s:.0f} s ago)".lstrip()
 
 
 def milliseconds(seconds: float | None) -> str:

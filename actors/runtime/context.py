@@ -161,7 +161,12 @@ class Context(ABC):
 
     @abstractmethod
     def actors(self) -> list[ActorRow]:
-        """The whole tree as this node knows it."""
+        """The whole tree as this node knows it: where all are, and what its own actors do."""
+
+    @abstractmethod
+    async def look(self, *, timeout_s: float) -> list[ActorRow]:
+        """The whole tree with what all actors do, as the root has last heard it; where it does not
+        answer in time, as it was said before (`age_s`)."""
 
     @abstractmethod
     def ask_restart(self, path: str) -> None:

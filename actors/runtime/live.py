@@ -94,7 +94,10 @@ class LiveContext(Context):
         self._node.watch(self._life, path)
 
     def actors(self) -> list[ActorRow]:
-        return self._node.actors()
+        return self._node.rows.all()
+
+    async def look(self, *, timeout_s: float) -> list[ActorRow]:
+        return await self._node.rows.look(timeout_s)
 
     def ask_restart(self, path: str) -> None:
         self._node.report(RestartAsked(path))

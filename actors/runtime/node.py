@@ -35,13 +35,12 @@ from actors.runtime.mailbox import Envelope
 from actors.runtime.peers import Peers
 from actors.runtime.questions import Questions
 from actors.runtime.recorder import Event, Recorder
-from actors.runtime.rows import row_of, rows_of
+from actors.runtime.rows import Rows
 from actors.runtime.streams import Streams
 from actors.runtime.tally import Tally
 from actors.runtime.transport.base import Transport
 from messages.base import Address, Header, Lane, Message
 from messages.system import (
-    ActorRow,
     Beat,
     Cause,
     Down,
@@ -56,6 +55,7 @@ from messages.system import (
     NodeUp,
     Ready,
     Reason,
+    Seen,
     State,
     Undelivered,
     Up,
@@ -120,13 +120,12 @@ class Node:
         self.tally = Tally(self.flusher.soon)
         self.questions = Questions(self.loop)
         self.streams = Streams(self)
-        self.remote_rows: dict[str, ActorRow] = {}  # at the root: from beats
+        self.rows = Rows(self)
         self.ended: asyncio.Future[Reason] = self.loop.create_future()
         self.loop_lag_s = 0.0
         self.host = Host(self, prepared or {})
         self.arrivals = Arrivals(self)
         self._reports: list[Any] = []  # to our own office
-        self._said_rows: dict[str, ActorRow] = {}
         self._pulse: asyncio.TimerHandle | None = None
         self.is_halted = False
 
@@ -246,6 +245,8 @@ class Node:
                 self.peers.connect(name, incarnation, endpoint)
             case NodeDown(name, incarnation):
                 self.peers.disconnect(name, incarnation)
+            case Seen(seen):
+                self.rows.told(seen)
             case Halt():
                 self.halt(Reason(Cause.STOPPED))
             case _:
@@ -309,10 +310,6 @@ class Node:
             life.put_urgent(Lane.SUPERVISION, Up(entry.address))
         elif entry.last_down is not None:
             life.put_urgent(Lane.SUPERVISION, Down(*entry.last_down))
-
-    def actors(self) -> list[ActorRow]:
-        """All that this node knows, one row for each path."""
-        return rows_of(self)
 
     # Asks
 
@@ -413,15 +410,11 @@ class Node:
         if self.office is not None:
             self.office.tick(self.loop_lag_s)
         else:
-            self.peers.beat(self.boot.root, Beat(self.loop_lag_s, self._changed_rows(now_s)))
+            changed = self.rows.changed()
+            if self.peers.beat(self.boot.root, Beat(self.loop_lag_s, changed)):
+                self.rows.said(changed)
         next_s = now_s + self.boot.heartbeat_s
         self._pulse = self.loop.call_at(next_s, self._beat, next_s)
-
-    def _changed_rows(self, now_s: float) -> tuple[ActorRow, ...]:
-        rows = {path: row_of(life, now_s) for path, life in self.lives.items()}
-        changed = tuple(row for path, row in rows.items() if self._said_rows.get(path) != row)
-        self._said_rows = rows
-        return changed
 
     # For the root and for tests
 

@@ -107,11 +107,12 @@ class Peers:
         self._flush(peer)
         return True
 
-    def beat(self, name: str, message: Message) -> None:
-        """Sends what need not arrive: the next one says more."""
+    def beat(self, name: str, message: Message) -> bool:
+        """Sends what need not wait: the next one says it as well. Returns whether it went."""
         peer = self._peers.get(name)
-        if peer is not None and peer.is_up and not peer.waiting:
-            self.send(name, self._header(peer), message)
+        if peer is None or not peer.is_up or peer.waiting:
+            return False
+        return self.send(name, self._header(peer), message)
 
     def flush(self) -> None:
         """Tries again what links refused. Called with each heartbeat."""

@@ -41,6 +41,7 @@ from messages.system import (
     KillActor,
     Known,
     LinkLost,
+    Look,
     NodeBoot,
     Ready,
     Reason,
@@ -204,7 +205,7 @@ class System:
         return self.node.local(path)
 
     def actors(self) -> list[ActorRow]:
-        return self.node.actors()
+        return self.node.rows.all()
 
     def tell(self, path: str, message: Message, *, request: str | None = None) -> None:
         """Sends from outside of any actor; nobody is told when it doesn't arrive."""
@@ -332,8 +333,9 @@ class System:
                     drained.set_result(None)
             case Beat(_, rows):
                 self.nodes.beat(node, message)
-                for row in rows:
-                    self.node.remote_rows[row.path] = row
+                self.node.rows.heard(node, rows)
+            case Look():
+                self.node.peers.control(node, self.node.rows.seen_from(node))
             case RestartAsked(path):
                 leaf = self.leaves.get(path)
                 if leaf is not None:
@@ -373,7 +375,6 @@ class System:
     def _leaf_died(self, leaf: Leaf, reason: Reason) -> None:
         leaf.is_alive = False
         leaf.last_exit = reason
-        self.node.remote_rows.pop(leaf.path, None)
         ended = self._ends.pop(leaf.path, None)
         for waiting in (ended, self._drains.get(leaf.path)):
             if waiting is not None and not waiting.done():

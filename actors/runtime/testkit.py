@@ -301,6 +301,9 @@ class CellContext(Context):
     def actors(self) -> list[ActorRow]:
         return list(self.cell.rows)
 
+    async def look(self, *, timeout_s: float) -> list[ActorRow]:
+        return list(self.cell.rows)
+
     def ask_restart(self, path: str) -> None:
         self.cell.restarts_asked.append(path)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from actors.gateway.page import POLICY, SCRIPT, STYLE, hash_source, status_page
 from messages.system import ActorRow, State
 from tests.gateway.street import Street
@@ -28,6 +30,11 @@ def test_what_is_not_ours_is_escaped() -> None:
     assert "not serving: &lt;b&gt;" in page
     assert "open calls: 3" in page and "Step for 0.2 s" in page
     assert "<td>0.50 ms</td><td></td>" in page
+
+
+def test_what_was_seen_a_while_ago_says_so() -> None:
+    row = msgspec.structs.replace(ROW, age_s=4.2)
+    assert "<td>Step for 0.2 s (4 s ago)</td>" in status_page("m", [], [row], 0)
 
 
 def test_the_policy_names_the_script_and_the_style_that_are_sent() -> None:

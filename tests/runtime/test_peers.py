@@ -74,3 +74,19 @@ def test_what_waits_is_bounded_and_ends_with_its_peer() -> None:
     peers.link_up("other", 2)
     assert not line.sent
     assert not peers.send("nobody", header(), Add(0))
+
+
+def test_a_heartbeat_does_not_wait_and_says_whether_it_went() -> None:
+    peers, line = made()
+    assert not peers.beat("nobody", Add(0))
+    assert not peers.beat("other", Add(1))
+    peers.link_up("other", 1)
+    assert not line.sent
+    assert peers.beat("other", Add(2))
+    line.room = 0
+    assert not peers.beat("other", Add(3))
+    assert peers.control("other", Add(4))  # which waits
+    line.room = 100
+    assert not peers.beat("other", Add(5))  # nor does it overtake orders
+    peers.flush()
+    assert line.sent == [Add(2), Add(4)]

@@ -38,7 +38,7 @@ async def test_who_has_not_been_started_yet_is_shown_on_every_node() -> None:
     starting = asyncio.ensure_future(system.start())
     await settle(1)
     for node in (system.node, fabric.nodes["n"].node):
-        found = [(row.path, row.state, row.incarnation) for row in node.actors()]
+        found = [(row.path, row.state, row.incarnation) for row in node.rows.all()]
         assert found == [("a", "running", 1), ("b", "starting", 1), ("c", "pending", 0)]
     await starting
     assert {row.state for row in system.actors()} == {"running"}
