@@ -21,12 +21,19 @@ from actors.gateway.anthropic_replies import (
 )
 from actors.gateway.dialect import Dialect
 from actors.gateway.errors import Refused, invalid
-from actors.gateway.inputs import Limits, decode
+from actors.gateway.inputs import Limits, decode, worded
 from actors.gateway.openai import Ask, ask_chat
 from messages.anthropic import Block, CountBody, MessagesBody, Refusals, Tool, ToolChoice, Turn
 from messages.openai import NOT_GIVEN, ChatBody, ChatMessage, FunctionCall, ToolCall
 
 NOTHING = (b"", b"null", b"[]", b"{}")
+# What a chat's field is called here.
+SPELLING = {
+    "stop": "stop_sequences",
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking",
+}
 
 
 def read_messages(
@@ -43,14 +50,28 @@ def read_messages(
         top_p=given.top_p,
         top_k=given.top_k,
     )
-    return ask_chat(chat, limits, draw, created_s)
+    return ask_as(chat, given, limits, draw, created_s)
 
 
 def read_count(body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0) -> Ask:
     """POST /v1/messages/count_tokens. Raises Refused."""
-    asked = ask_chat(chat_of(decode(body, _count_decoder)), limits, draw, created_s)
+    given = decode(body, _count_decoder)
+    asked = ask_as(chat_of(given), given, limits, draw, created_s)
     call = msgspec.structs.replace(asked.call, prompt_only=True, measure=True)
     return asked._replace(call=call)
+
+
+def ask_as(
+    chat: ChatBody, given: CountBody, limits: Limits, draw: Callable[[], int], created_s: float
+) -> Ask:
+    """The chat's call; its faults in the words of this dialect. Raises Refused."""
+    config = given.output_config
+    is_older = config is None or config.format is None
+    place = "output_format" if is_older else "output_config.format"
+    spelling = {**SPELLING, "response_format": place}
+    with worded(spelling):
+        ask = ask_chat(chat, limits, draw, created_s)
+    return ask._replace(call=msgspec.structs.replace(ask.call, spelling=spelling))
 
 
 def chat_of(given: CountBody) -> ChatBody:

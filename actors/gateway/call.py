@@ -11,6 +11,7 @@ passes nothing on; then each choice is sent with the ids.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -60,6 +61,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     label_words: tuple[str, ...] = ()
     param: str = ""  # what the client calls its prompts; "": as completions and chats do
     count_param: str = "n"  # and the number of choices
+    # How its dialect spells fields of ours: what is found wrong later is said so (`stream.py`).
+    spelling: Mapping[str, str] = {}
 
     def variant(self, prompt: int) -> Variant:
         if self.variants:

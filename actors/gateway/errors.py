@@ -9,6 +9,8 @@ message names no path, class or traceback.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -79,6 +81,32 @@ def unavailable(message: str, *, code: str | None = None) -> Problem:
     return Problem(fault=Fault.UNAVAILABLE, message=message, code=code, retry_after_s=1.0)
 
 
+# A field in a message: in quotes, or bare where nothing else is spelt so.
+FIELD = re.compile(r"`(?P<path>[^`]+)`|\b[a-z]+_[a-z_]+\b")
+
+
+def respelled(problem: Problem, spelling: Mapping[str, str]) -> Problem:
+    """As a dialect says it that spells our fields so. A place within a field is kept
+    where the dialect has that field somewhere else, and dropped where it has another one."""
+    if not spelling:
+        return problem
+
+    def spelled(path: str) -> str:
+        first = re.split(r"[.\[]", path, maxsplit=1)[0]
+        name = spelling.get(first)
+        if name is None:
+            return path
+        return name + path[len(first) :] if name.endswith(first) else name
+
+    def spelled_in(match: re.Match[str]) -> str:
+        path = match["path"]
+        return spelling.get(match[0], match[0]) if path is None else f"`{spelled(path)}`"
+
+    param = None if problem.param is None else spelled(problem.param)
+    message = FIELD.sub(spelled_in, problem.message)
+    return msgspec.structs.replace(problem, param=param, message=message)
+
+
 CLOSING = unavailable("The server is shutting down.")
 
 
@@ -143,8 +171,6 @@ ANTHROPIC_TYPE = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-# Its fields have other names there than in the chat that is made of them.
-ANTHROPIC_PARAM = {"stop": "stop_sequences", "response_format": "output_config.format"}
 
 
 def anthropic_status(status: int, error: Error) -> int:
@@ -155,8 +181,7 @@ def anthropic_body(status: int, error: Error) -> bytes:
     """The field goes before the message, as there is no other place for it."""
     status = anthropic_status(status, error)
     kind = ANTHROPIC_TYPE.get(status, "invalid_request_error" if status < 500 else "api_error")
-    message = error.message
-    param = ANTHROPIC_PARAM.get(error.param or "", error.param)
+    message, param = error.message, error.param
     if param and param not in message:
         message = f"{param}: {message}"
     return msgspec.json.encode(

@@ -8,12 +8,14 @@ which names the field; the cost is linear in the length of the body.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
 from actors.gateway.call import Prompt
-from actors.gateway.errors import Refused, invalid
+from actors.gateway.errors import Refused, invalid, respelled
 from actors.gateway.shape import Parsers
 from messages.config import GatewayConfig
 from messages.tokenizer import Defaults
@@ -22,6 +24,15 @@ from messages.types import Fault, Problem, pack
 # Values of a field that we don't have, which ask for nothing.
 NEUTRAL = frozenset({b"null", b"false", b"[]"})
 B = TypeVar("B")
+
+
+@contextmanager
+def worded(spelling: Mapping[str, str]) -> Iterator[None]:
+    """What is refused within is refused as a dialect with this spelling says it."""
+    try:
+        yield
+    except Refused as refused:
+        raise Refused(respelled(refused.problem, spelling)) from None
 
 
 class Limits(NamedTuple):

@@ -15,8 +15,8 @@ import msgspec
 
 from actors.gateway.call import Call, Variant
 from actors.gateway.dialect import Dialect
-from actors.gateway.errors import Refused, invalid
-from actors.gateway.inputs import Limits, decode
+from actors.gateway.errors import invalid
+from actors.gateway.inputs import Limits, decode, worded
 from actors.gateway.native_replies import Asked, GenerateStream, GenerateWriter
 from actors.gateway.openai import Ask, ask_completion, unsupported
 from messages.native import GenerateBody, Lacking, SamplingParams
@@ -25,11 +25,12 @@ from messages.openai import CompletionBody
 NEW_TOKENS = 128
 NOTHING = (b"", b"null", b"false", b"[]", b"{}")
 # What a completion's field is called here.
-SPELLED = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
+SPELLING = {
+    **{name: f"sampling_params.{name}" for name in SamplingParams.__struct_fields__},
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "seed": "sampling_params.sampling_seed",
+    "include_stop_str_in_output": "sampling_params.no_stop_trim",
 }
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ def read_generate(
         namespace=calls[0].namespace,
         priority=given.priority or 0,
         param="input_ids" if given.text is None else "text",
+        spelling=spelling_of(given),
         count_param="sampling_params.n",
     )
     return Asked(
@@ -184,25 +186,12 @@ def ask_item(given: GenerateBody, item: Item, limits: Limits, draw: Callable[[],
         cache_salt="\x00".join(salts) or None,
         logits_processors=given.logits_processors,
     )
-    try:
+    with worded(spelling_of(given)):
         return ask_completion(completion, limits, draw)
-    except Refused as refused:
-        raise respelled(refused, given) from None
 
 
-def respelled(refused: Refused, given: GenerateBody) -> Refused:
-    """The same refusal, with this dialect's names."""
-    problem = refused.problem
-    param = problem.param or ""
-    name = SPELLED.get(param, param)
-    message = problem.message
-    if param == "prompt" or param.startswith("prompt["):
-        name = "text" if given.text is not None else "input_ids"
-        message = message.replace(f"`{param}`", f"`{name}`")
-    elif param in SamplingParams.__struct_fields__ or param in SPELLED:
-        message = message.replace(f"`{param}`", f"`{name}`")
-        name = f"sampling_params.{name}"
-    return Refused(msgspec.structs.replace(problem, message=message, param=name or None))
+def spelling_of(given: GenerateBody) -> dict[str, str]:
+    return {**SPELLING, "prompt": "text" if given.text is not None else "input_ids"}
 
 
 def names(ask: Asked) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import msgspec
 
 from actors.gateway.dialect import NDJSON, Dialect, Ready
 from actors.gateway.errors import Refused, invalid
-from actors.gateway.inputs import Limits, decode
+from actors.gateway.inputs import Limits, decode, worded
 from actors.gateway.ollama_replies import ChatLines, GenerateLines, load_line
 from actors.gateway.openai import Ask, ask_chat, ask_completion
 from messages.ollama import ChatBody, Common, GenerateBody, Options, Turn
@@ -32,6 +32,15 @@ from messages.types import Fault, Problem
 NOTHING = (b"", b"null", b'""', b"[]")
 # What the dialect's own server does where a request says nothing of it.
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
+# What a chat's field is called here.
+SPELLING = {
+    "max_tokens": "options.num_predict",
+    "stop": "options.stop",
+    "repetition_penalty": "options.repeat_penalty",
+    "response_format": "format",
+    "reasoning_effort": "think",
+    "chat_template_kwargs": "think",
+}
 
 
 def read_chat(body: bytes, limits: Limits, draw: Callable[[], int], created_s: float = 0.0) -> Ask:
@@ -106,7 +115,9 @@ def ask_templated(
         continue_final_message=messages[-1].role == "assistant" or None,
         **common_of(given),
     )
-    return ask_chat(chat, limits, draw, created_s)
+    with worded(SPELLING):
+        ask = ask_chat(chat, limits, draw, created_s)
+    return ask._replace(call=msgspec.structs.replace(ask.call, spelling=SPELLING))
 
 
 def ask_raw(given: GenerateBody, model: str, limits: Limits, draw: Callable[[], int]) -> Ask:
@@ -116,11 +127,13 @@ def ask_raw(given: GenerateBody, model: str, limits: Limits, draw: Callable[[], 
         logprobs=(given.top_logprobs or 0) if given.logprobs else None,
         **common_of(given),
     )
-    ask = ask_completion(completion, limits, draw)
+    with worded(SPELLING):
+        ask = ask_completion(completion, limits, draw)
+    sampling = ask.call.sampling
     if completion.max_tokens is None:  # no limit, where the other dialect has its 16
-        sampling = msgspec.structs.replace(ask.call.sampling, max_tokens=0)
-        ask = ask._replace(call=msgspec.structs.replace(ask.call, sampling=sampling))
-    return ask
+        sampling = msgspec.structs.replace(sampling, max_tokens=0)
+    call = msgspec.structs.replace(ask.call, sampling=sampling, spelling=SPELLING)
+    return ask._replace(call=call)
 
 
 def common_of(given: Common) -> dict[str, Any]:

@@ -122,6 +122,7 @@ def ask_chat(chat: ChatBody, limits: Limits, draw: Callable[[], int], created_s:
         namespace=read_namespace(chat),
         priority=chat.priority or 0,
         grammar=shaped.grammar,
+        spelling={"prompt": "messages"},
         **read_prompt_rules(chat),
     )
     return Ask(

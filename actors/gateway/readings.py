@@ -36,6 +36,7 @@ def wish_of(given: Inputs, prompts: Sequence[Prompt], param: str, **call: Any) -
         namespace="" if given.cache_salt is None else f"salt:{given.cache_salt}",
         priority=given.priority or 0,
         param=param,
+        spelling={"prompt": param},
         **call,
     )
     return Wish(made, given, given.rid or "")

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from actors.gateway.call import Call, Checked, Row
-from actors.gateway.errors import Refused
+from actors.gateway.errors import Refused, respelled
 from actors.gateway.outbox import Outbox
 
 
@@ -46,7 +46,8 @@ class Bell:
 
 class Stream:
     """`read` gives all rows that wait, [] after the last; it raises `Refused` when the call failed,
-    after the rows that came before. Whoever stops reading early calls `close`.
+    after the rows that came before, in the words of the call's dialect. Whoever stops reading early
+    calls `close`.
     """
 
     def __init__(self, owner: Owner, call_id: str, call: Call) -> None:
@@ -89,7 +90,7 @@ class Stream:
         if not rows:
             self._owner.forget(self)
             if outbox.problem is not None:
-                raise Refused(outbox.problem)
+                raise Refused(respelled(outbox.problem, self.call.spelling))
         return rows
 
     def named(self, prefix: str) -> set[int]:

@@ -64,6 +64,7 @@ class Back:
         self.cancelled: list[str] = []
         self.mute = False
         self.paused = False
+        self.bars = False  # every constraint is refused, as an engine does it
         self.vector_bytes = 0  # how long a vector is at least
 
     def pump(self) -> bool:
@@ -100,6 +101,11 @@ class Back:
                 code="context_length_exceeded",
                 param="messages" if message.chat else "prompt",
             )
+            self.cell.tell(Failed(message.request, message.attempt, problem))
+            return
+        if self.bars and message.grammar is not None:
+            text = f"`{message.grammar.param}` has a constraint that is not valid."
+            problem = Problem(Fault.INVALID, text, param=message.grammar.param)
             self.cell.tell(Failed(message.request, message.attempt, problem))
             return
         ids = pack(range(len(words)))

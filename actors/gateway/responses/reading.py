@@ -7,14 +7,13 @@ Law: whatever the body, the result is an `Ask` or `Refused` that names a field o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from actors.gateway.errors import Refused, invalid
-from actors.gateway.inputs import NEUTRAL, Limits, decode
+from actors.gateway.errors import invalid
+from actors.gateway.inputs import NEUTRAL, Limits, decode, worded
 from actors.gateway.openai import Ask, read_chat
 from messages.openai import NOT_GIVEN
 from messages.responses import (
@@ -51,12 +50,13 @@ SAME = (
     "cache_salt",
     "priority",
 )
-RENAMED = {
+SPELLING = {
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
     "messages": "input",
+    "prompt": "input",
 }
 
 
@@ -113,23 +113,9 @@ def read_responses(
         chat["top_logprobs"] = body.top_logprobs or 0
     if body.stream:
         chat["stream"] = True
-    try:
-        return read_chat(msgspec.json.encode(chat), limits, draw, created_s)
-    except Refused as refused:
-        raise renamed(refused) from None
-
-
-def renamed(refused: Refused) -> Refused:
-    """The chat's refusal, in the words of this dialect."""
-    problem = refused.problem
-    param, message = problem.param, problem.message
-    first = re.split(r"[.\[]", param, maxsplit=1)[0] if param else None
-    if first in RENAMED:
-        param = RENAMED[first]
-    for old, new in RENAMED.items():
-        message = message.replace(f"`{old}`", f"`{new}`")
-    message = re.sub(r"`messages\[\d+\][^`]*`", "`input`", message)
-    return Refused(msgspec.structs.replace(problem, param=param, message=message))
+    with worded(SPELLING):
+        ask = read_chat(msgspec.json.encode(chat), limits, draw, created_s)
+    return ask._replace(call=msgspec.structs.replace(ask.call, spelling=SPELLING))
 
 
 def read_items(items: Iterable[InputItem]) -> list[dict[str, Any]]:
