@@ -109,6 +109,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True, frozen=True):
     json_schema: JsonSchemaFormat | None = None
     structures: list[Structure] | None = None
     triggers: list[Marker] | None = None
+    format: Any = None  # of a structural tag's newer form: refused
 
 
 class StructuredOptions(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):

@@ -210,7 +210,10 @@ def read_tools(tools: list[Tool] | None) -> msgspec.Raw:
                 f"Tools of type `{tool.type[:100]}` are not run by this server.",
                 f"tools[{index}].type",
             )
-        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema or {}}
+        if tool.input_schema is None:
+            where = f"tools[{index}].input_schema"
+            raise invalid(f"The required field `{where}` is missing.", where)
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
         if tool.description is not None:
             function["description"] = tool.description
         if tool.strict is not None:

@@ -77,7 +77,7 @@ def read_format(form: ResponseFormat) -> Grammar | None:
     if form.type == "json_object":
         return schema(ANY_OBJECT, "response_format")
     if form.type == "structural_tag":
-        parts = {"structures": form.structures, "triggers": form.triggers}
+        parts = {name: getattr(form, name) for name in ("structures", "triggers", "format")}
         return tagged(msgspec.to_builtins(parts), "response_format")
     if form.json_schema is None:
         raise invalid(
@@ -114,7 +114,7 @@ def read_structured(form: StructuredOutputs) -> Grammar:
         case "choice":
             return choice(value, where)
         case "structural_tag":
-            return tagged(value, where)
+            return tagged(value, where, f"{where}.structural_tag")
     return Grammar("ebnf", value, param=where)
 
 
@@ -134,17 +134,21 @@ def schema(value: Any, param: str) -> Grammar:
     return Grammar("json_schema", text, param=param)
 
 
-def tagged(value: Any, param: str) -> Grammar:
-    """A structural tag, or the text of one."""
+def tagged(value: Any, param: str, place: str = "") -> Grammar:
+    """A structural tag, or the text of one. `place`: where it is, if not the field itself."""
+    place = place or param
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError):
             raise invalid(f"`{param}` is not JSON.", param) from None
+    if isinstance(value, dict) and value.get("format") is not None:
+        message = f"`{place}.format` is not supported; `structures` and `triggers` are."
+        raise invalid(message, f"{place}.format")
     try:
         form = msgspec.convert(value, StructuralTag)
     except msgspec.ValidationError as error:
-        decode_raw_refuse(str(error), param)
+        decode_raw_refuse(str(error), place)
     for structure in form.structures:
         if not any(structure.begin.startswith(trigger) for trigger in form.triggers):
             raise invalid(f"A structure of `{param}` begins with none of the triggers.", param)

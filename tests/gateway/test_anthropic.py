@@ -183,6 +183,8 @@ def test_a_field_is_taken_and_changes_nothing(fields: dict[str, Any]) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{"name": "has space"}]}, "tools[0].name"),
+        ({"tools": [TOOL, {"name": "now"}]}, "tools[1].input_schema"),
+        ({"tools": [{"name": "now", "input_schema": None}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "any"}}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice"),

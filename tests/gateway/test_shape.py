@@ -372,6 +372,14 @@ def test_structural_tags_are_read_in_each_form() -> None:
     ):
         found = param_of(completion, response_format={"type": "structural_tag", **TAG, **wrong})
         assert found and found.startswith("response_format")
+    newer = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+    for fields, place in (
+        ({"response_format": newer}, "response_format"),
+        ({"structural_tag": newer}, "structural_tag"),
+        ({"structural_tag": json.dumps(newer)}, "structural_tag"),
+        ({"structured_outputs": {"structural_tag": newer}}, "structured_outputs.structural_tag"),
+    ):
+        assert param_of(completion, **fields) == f"{place}.format"
 
 
 def test_strict_tools_keep_to_their_schema_where_the_model_chooses_to_call() -> None:
