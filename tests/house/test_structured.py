@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.house.server import Server, eventually
+from tests.house.server import WAIT_S, Server, eventually
 from tests.house.tiny import TEMPLATE
 
 OBJ = {
@@ -215,6 +216,41 @@ def test_forced_calls_fit_the_tool_and_end_alike_in_both_modes(
     assert set(arguments) == ({"a"} if call.function.name == "add" else set())
     stream = chat(house, stream=True, **keywords)
     assert joined(stream) == ("", [[call.function.name, call.function.arguments]], finish)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_that_is_cut_off_leaves_no_content(house: Server, choice: Any) -> None:
+    keywords: Any = {"tools": TOOLS, "tool_choice": choice}
+    for count in range(1, 40, 4):
+        (plain,) = chat(house, max_tokens=count, **keywords).choices
+        assert not plain.message.content, plain
+        calls = [
+            [call.function.name, call.function.arguments] for call in plain.message.tool_calls or ()
+        ]
+        stream = chat(house, max_tokens=count, stream=True, **keywords)
+        assert joined(stream) == ("", calls, plain.finish_reason)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            "/v1/responses",
+            {
+                "input": "x",
+                "text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}},
+            },
+            "text.format",
+        ),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {}}, "structured_outputs"),
+    ],
+)
+def test_a_wrong_constraint_is_named_as_the_dialect_does(
+    house: Server, path: str, fields: dict[str, Any], param: str
+) -> None:
+    got = httpx.post(house.url + path, json={"model": house.model(), **fields}, timeout=WAIT_S)
+    assert (got.status_code, got.json()["error"]["param"]) == (400, param)
 
 
 def test_the_history_of_calls_goes_on(house: Server) -> None:
