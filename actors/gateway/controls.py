@@ -28,24 +28,28 @@ class Controls:
             context.peer(path) for path in paths.gateways if path != context.address.path
         ]
 
-    async def actor_rows(self) -> list[ActorRow]:
-        """What all actors do; where the root does not answer, what they last did."""
+    def actor_rows(self) -> list[ActorRow]:
+        """Where all actors are and whether they run, by this node's directory."""
+        return self.context.actors()
+
+    async def look(self) -> list[ActorRow]:
+        """And what they all do; where the root does not answer, what they last did."""
         return await self.context.look(timeout_s=LOOK_TIMEOUT_S)
 
     def missing(self) -> list[str]:
         """The needed parts that do not run, by the tree's own directory."""
-        states = {row.path: row.state for row in self.context.actors()}
+        states = {row.path: row.state for row in self.actor_rows()}
         return [path for path in self.needed if states.get(path) not in SERVING]
 
     def impaired(self) -> list[str]:
         """What does not run, though this gateway can do without: other front ends, metrics."""
         ours = {*self.needed, self.context.address.path}
-        rows = self.context.actors()
+        rows = self.actor_rows()
         return [row.path for row in rows if row.state not in SERVING and row.path not in ours]
 
     def ask_restart(self, path: str) -> bool:
         """False: there is no such actor."""
-        if all(row.path != path for row in self.context.actors()):
+        if all(row.path != path for row in self.actor_rows()):
             return False
         self.context.ask_restart(path)
         return True

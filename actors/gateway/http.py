@@ -191,7 +191,7 @@ class App:
 
     async def index(self, request: Request) -> Response:
         gateway = self.gateway
-        rows = await gateway.controls.actor_rows()
+        rows = await gateway.controls.look()
         page = status_page(
             gateway.limits.model, gateway.controls.missing(), rows, len(gateway.calls.open)
         )
@@ -234,7 +234,7 @@ class App:
 
     async def actors(self, request: Request) -> Response:
         rows = []
-        for row in await self.gateway.controls.actor_rows():
+        for row in await self.gateway.controls.look():
             entry = msgspec.structs.asdict(row)
             if row.last_exit is not None:
                 entry["last_exit"] = msgspec.structs.asdict(row.last_exit)
