@@ -148,6 +148,8 @@ RULES: tuple[Rule, ...] = (
     Rule("actors/gateway/*", ("msgspec", "messages", "actors.gateway"), PURE),
     # What tokenizer and detokenizer know in common: a library, not a room (nobody lives there).
     Rule("actors/processors/*", ("msgspec", "actors.processors"), PURE),
+    # Rooms of one process load it together, each in a thread of its own.
+    Rule("actors/vocab/shared.py", ("actors.vocab",), PURE | {"threading"}),
     Rule("actors/vocab/*", ("msgspec", "tokenizers", "actors.vocab"), PURE | {"os", "mmap"}),
     # Files that need a library of their trade.
     Rule("actors/tokenizer/sandbox.py", ("jinja2", "markupsafe"), PURE),
