@@ -89,12 +89,13 @@ def settled(config: Config, *, core_count: int, gpu_count: int) -> int:
     return resolve(config, machine).config.runtime.front_ends
 
 
-def test_only_a_hot_spare_has_the_model_loaded() -> None:
+def test_only_a_hot_spare_has_the_model_or_its_vocabulary_loaded() -> None:
+    heavy = {"replica/worker", "tokenizer", "detokenizer"}
     for hot in (False, True):
         config = Config(runtime=RuntimeConfig(hot_spare=hot))
         found = places(build(config)[0])
-        prepared = [path for path, child in found.items() if child.is_prepared]
-        assert prepared == (["replica/worker"] if hot else [])
+        prepared = {path for path, child in found.items() if child.is_prepared}
+        assert prepared == (heavy if hot else set())
 
 
 def test_front_ends_are_as_many_as_the_machine_has_cores_to_spare() -> None:
