@@ -191,10 +191,7 @@ class Gateway(Actor):
 
     def on_failed(self, message: Failed) -> None:
         ledger = self.recovery.ledger
-        fault = message.problem.fault
-        again = fault is Fault.UNAVAILABLE or (fault is Fault.OVERLOADED and message.attempt > 1)
-        if again and not self.is_stopping:
-            # Who was let in before is not turned away because others came meanwhile.
+        if message.problem.fault is Fault.UNAVAILABLE and not self.is_stopping:
             record = ledger.records.get(message.request)
             if record is not None and record.attempt == message.attempt:
                 self._lose(self.recovery.interrupt(record))

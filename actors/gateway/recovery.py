@@ -135,10 +135,10 @@ class Recovery:
         record = self.ledger.records.get(notice.request or "")
         if record is None or notice.kind != "Encode":
             return []
-        if notice.cause is Cause.FULL and record.attempt == 1:
+        if notice.cause is Cause.FULL:
             del self.ledger.records[record.request]
             return [Lost(record, overloaded("Too many requests are waiting; try again later."))]
-        if notice.cause is not Cause.FULL and self.tokenizer.address is None:
+        if self.tokenizer.address is None:
             self.down.add(self.paths.tokenizer)
         return self.interrupt(record)
 

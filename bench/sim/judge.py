@@ -91,9 +91,7 @@ class Judge:
                 waited_s = outcome.end_s - outcome.begin_s
                 assert waited_s >= RECOVER_S, f"{where} given up after {waited_s:g} s"
                 whole_s = world.health.whole_for(outcome.end_s)
-                # Who was let in before is tried again where others have taken its place.
-                is_explained = whole_s <= WHOLE_S or self.may_be_full(outcome)
-                assert is_explained, f"{where} given up by a house whole for {whole_s:g} s"
+                assert whole_s <= WHOLE_S, f"{where} given up by a house whole for {whole_s:g} s"
             case "repeatedly_interrupted":
                 # Who asks while the news of a death is under way is blamed for it too.
                 begin_s = news_since(outcome.begin_s, world.injector.troubles)
@@ -191,19 +189,11 @@ class Judge:
         assert len(deaths) <= limit, f"{len(deaths)} deaths of poison, by {guilty} requests"
 
     def overload(self, outcome: Outcome, where: str) -> None:
-        problem = outcome.problem
+        shape, problem = self.world.scenario.shape, outcome.problem
         assert problem is not None
         is_told = problem.retry_after_s is not None
         assert is_told, f"{where} is not told when to try again: {problem}"
         self.world.seen["refused with Retry-After"] += 1
-        if problem.message == busy().message:
-            self.turn(outcome, where)
-            return
-        assert self.may_be_full(outcome), f"{where}: {problem.message}"
-
-    def may_be_full(self, outcome: Outcome) -> bool:
-        """Whether others, or a mailbox that is small, may have left it no place."""
-        shape = self.world.scenario.shape
         # What a dead gateway asked for is there until the news has come, also for who has an end.
         begin_s = news_since(outcome.begin_s, self.world.injector.troubles)
         asked = sum(
@@ -211,7 +201,11 @@ class Judge:
             for other in self.world.outcomes
             if other.came_s <= outcome.end_s and other.end_s >= begin_s
         )
-        return shape.mailbox_max > 0 or asked > shape.queued_max
+        if problem.message == busy().message:
+            self.turn(outcome, where)
+            return
+        is_full = shape.mailbox_max or asked > shape.queued_max
+        assert is_full, f"{where}: {problem.message}"
 
     def turn(self, outcome: Outcome, where: str) -> None:
         """Whose constraint had no turn: others' were there, more than are compiled at once, and

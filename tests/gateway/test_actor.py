@@ -401,27 +401,6 @@ def test_a_full_tokenizer_is_an_overload() -> None:
     assert failure(stream).fault is Fault.OVERLOADED
 
 
-@pytest.mark.parametrize("by", ["mailbox", "tokenizer"])
-def test_nobody_is_turned_away_who_was_let_in_before(by: str) -> None:
-    """After a loss all come back at once, and may be more than the tokenizer takes."""
-    cell = started()
-    stream, (encode,) = opened(cell)
-    cell.tell(Encoded(encode.request, 1, 3))
-    cell.down("replica/worker")
-    cell.up("replica/worker")
-    (again,) = encodes(cell)
-    if by == "mailbox":
-        target = Address("test", "tokenizer", 1)
-        cell.undelivered(Undelivered(target, "Encode", Cause.FULL, again.request))
-    else:
-        cell.tell(Failed(again.request, 2, Problem(Fault.OVERLOADED, "Too many prompts.")))
-    cell.advance(0.5)
-    (third,) = encodes(cell)
-    assert third.attempt == 3
-    cell.tell(Deltas((delta(third, 0, "x", FinishReason.STOP),)))
-    assert len(read(stream)) == 1
-
-
 # DESIGN 5: any part may crash
 @pytest.mark.parametrize("path", ["replica/worker", "replica/scheduler", "detokenizer"])
 def test_a_lost_part_is_not_noticed_by_the_reader(path: str) -> None:
