@@ -250,8 +250,8 @@ class Constrainer:
         if not bound:
             return None
         words = np.zeros((len(bound), -(-self.table.vocab_size // 32)), np.int32)
-        pairs = [(guide.matcher, i) for i, (_, guide) in enumerate(bound)]
-        pairs = [pair for pair in pairs if not pair[0].is_broken]
+        matchers = [guide.matcher for _, guide in bound]
+        pairs = [(matcher, i) for i, matcher in enumerate(matchers) if not matcher.is_broken]
         for begin in range(0, len(pairs), FILL_ROWS):
             self.engine.fill(pairs[begin : begin + FILL_ROWS], words)
             self.work += 1

@@ -36,7 +36,6 @@ LIMITS = {
 }
 STATES_ALONE = 250_000  # for a text of one row that needs more than all have together: a long one
 FORCED_BYTES = 512  # cut into tokens at once, of a text that is forced
-SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")  # what is no character of its own in an expression
 CLASSES = {
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -229,7 +228,7 @@ def source_of(kind: str, text: str) -> str:
         return str(LLMatcher.grammar_from_regex(ascii_classes(text)))
     if kind == "choice":
         # As one expression: of a grammar's alternatives the library takes 2,000 at most.
-        options = "|".join(map(literal, json.loads(text)))
+        options = "|".join(map(re.escape, json.loads(text)))
         return str(LLMatcher.grammar_from_regex(options))
     if kind == "ebnf":
         try:
@@ -256,11 +255,6 @@ def beginning(text: bytes, len_max: int) -> bytes:
     while end < len(text) and text[end] & 0xC0 == 0x80:
         end -= 1
     return text[:end]
-
-
-def literal(text: str) -> str:
-    """A text as an expression that it alone matches."""
-    return "".join("\\" + char if char in SPECIAL else char for char in text)
 
 
 def words_of(error: str) -> str:
